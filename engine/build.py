@@ -1,0 +1,36 @@
+"""From a configuration to a core that can step: everything that is slow and happens once."""
+
+import time
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.model.attention import NAME
+from engine.model.loader import load_model
+from engine.model.runner import ModelRunner
+from engine.model.source import resolve_source
+from engine.text.tokenizer import Tokenizer
+from engine.types import EngineInfo
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The model's tokenizer. Raises ModelError."""
+    folder = resolve_source(config.model.source)
+    return Tokenizer.load(folder, trust_remote_code=config.model.trust_remote_code)
+
+
+def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, EngineInfo]:
+    """Load the model and probe it. Runs on the thread that will step. Raises ModelError."""
+    loaded = load_model(config.model, attn_implementation=NAME)
+    runner = ModelRunner(loaded, config.max_batch, config.speculation.tree.budget)
+    info = EngineInfo(
+        model_name=config.model.name,
+        architecture=loaded.architecture,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=loaded.vocab_size,
+        max_model_len=loaded.max_model_len,
+        max_batch=config.max_batch,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        created=int(time.time()),
+    )
+    return EngineCore(config, runner, info, tokenizer), info

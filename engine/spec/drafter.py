@@ -1,0 +1,88 @@
+"""The one protocol of all drafters, and the data that passes through it.
+
+A drafter serves one request. It proposes a token tree below the anchor before each forward pass and
+sees afterwards what the target model said at every row, rejected ones included. It can never
+change which tokens are emitted; a wrong tree costs time only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.spec.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Hard bounds of one step's tree.
+
+    `depth` bounds VERIFY nodes and shrinks to what may still be emitted; `explore_depth` bounds
+    EXPLORE nodes and shrinks to the context's end; `budget` counts all nodes but the anchor.
+    """
+
+    width: int
+    depth: int
+    explore_depth: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which of the target's outputs a drafter reads. Rows that nobody reads are not computed."""
+
+    top_k: int = 0  # best token ids per row, by raw logits; 0: none
+    log_mass: bool = False  # log-sum-exp of each row, for true probabilities
+    prompt_rows: bool = False  # rows of the prompt too
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the target said at some rows, as raw logits: no sampling rule applied."""
+
+    token_ids: npt.NDArray[np.int64]  # [num_rows, top_k], best first
+    logits: npt.NDArray[np.float32]  # [num_rows, top_k]
+    log_mass: npt.NDArray[np.float32] | None = None  # [num_rows]
+
+    def __getitem__(self, rows: slice) -> "Rows":
+        mass = None if self.log_mass is None else self.log_mass[rows]
+        return Rows(self.token_ids[rows], self.logits[rows], mass)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one verified tree."""
+
+    tree: TokenTree  # as drafted, node 0 = anchor
+    rows: Rows  # one per node of `tree`, same order
+    path: Sequence[int]  # accepted node indices, in order; may be empty
+    new_token_ids: Sequence[int]  # committed tokens: the path's, then the bonus token
+
+
+class Drafter(Protocol):
+    """Proposes trees for one request."""
+
+    @property
+    def needs(self) -> Needs:
+        """What `observe` and `observe_prompt` read."""
+        ...
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Start a request. `token_ids` is its live token list: the prompt now, longer after each
+        step by exactly the committed tokens. Read only."""
+        ...
+
+    def observe_prompt(self, start: int, rows: Rows) -> None:
+        """Rows of prompt positions `start` .. `start + num_rows - 1` (if `needs.prompt_rows`).
+        The last prompt token is not among them: it is the anchor of the first drafted tree."""
+        ...
+
+    def draft(self, limits: DraftLimits) -> TokenTree:
+        """The tree to verify next, anchored at the last token of the live list."""
+        ...
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from one step. The live token list already holds `new_token_ids`."""
+        ...

@@ -1,0 +1,1 @@
+"""Text: tokenizer, incremental detokenizer, stop strings. No torch of its own."""

@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI's contract over an engine client. It never imports torch."""

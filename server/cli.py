@@ -1,0 +1,175 @@
+"""The `treeline` command: serve, bench, config show.
+
+Exit codes: 0 a clean end, 1 it cannot start or the engine died, 2 a wrong command line or
+configuration, 130 interrupted while starting. What a user can mend is one line, never a traceback.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine import __version__
+from engine.config import METHODS
+from engine.errors import ConfigError, ModelError, TreelineError
+from server.config_loader import DEFAULT_CONFIG, ENV_CONFIG, Override, load_settings
+from server.settings import SCHEMA, Settings
+
+FLAGS = {
+    "--host": "server.host",
+    "--port": "server.port",
+    "--method": "speculation.method",
+    "--width": "speculation.tree.width",
+    "--depth": "speculation.tree.depth",
+    "--budget": "speculation.tree.budget",
+    "--dtype": "model.dtype",
+    "--device": "model.device",
+    "--max-model-len": "model.max_model_len",
+    "--max-batch": "engine.max_batch",
+}
+
+EPILOG = """Every key of the configuration can be set four ways; the first of these wins:
+  a flag           --port 9000, or for any key: --set server.port=9000
+  the environment  TREELINE_SERVER_PORT=9000
+  the YAML file    --config FILE, or the name of one of Treeline's own such as qwen3-8b
+  the default      `treeline config show` prints every key with its value and its origin
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        command: int = options.run(options)
+        return command
+    except TreelineError as error:
+        print(f"treeline: {error}", file=sys.stderr)
+        is_mistake = isinstance(error, ConfigError) and not isinstance(error, ModelError)
+        return 2 if is_mistake else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from server.serving import serve
+
+    return serve(_settings(options))
+
+
+def _show(options: argparse.Namespace) -> int:
+    sys.stdout.write(_settings(options).render())
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    options.config = _settings(options).engine
+    from engine.bench import run
+
+    code: int = run(options)
+    return code
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = vars(options)
+    flags = [
+        Override(flag, path, given[_name(flag)])
+        for flag, path in FLAGS.items()
+        if given.get(_name(flag)) is not None
+    ]
+    for assignment in given.get("set", ()):
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set: expected KEY=VALUE, got {assignment}")
+        flags.append(Override("--set", path, text))
+    config = options.config or os.environ.get(ENV_CONFIG) or DEFAULT_CONFIG
+    return load_settings(config, flags, os.environ)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors that know the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line."""
+        word = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        near = difflib.get_close_matches(word, FLAGS, n=1) if word.startswith("--") else []
+        advice = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+        self.exit(2, f"treeline: {message}; {advice}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="treeline",
+        description="OpenAI-compatible inference server that decodes with token trees.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"treeline {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = _command(commands, "serve", "serve a model over HTTP", FLAGS)
+    serve.set_defaults(run=_serve)
+    config = commands.add_parser("config", help="look at the configuration")
+    actions = config.add_subparsers(metavar="ACTION", required=True)
+    show = _command(actions, "show", "print the resolved configuration with origins", FLAGS)
+    show.set_defaults(run=_show)
+    bench = _command(commands, "bench", "measure methods against `off`", ("--dtype", "--device"))
+    bench.set_defaults(run=_bench)
+    _add_bench_options(bench)
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[_Parser]", name: str, summary: str, flags: Iterable[str]
+) -> argparse.ArgumentParser:
+    """A command that reads the configuration, with these of its flags."""
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument("--config", metavar="FILE", help=f"default: {DEFAULT_CONFIG}")
+    for flag in flags:
+        path = FLAGS[flag]
+        command.add_argument(flag, metavar="VALUE", help=f"{path}: {SCHEMA.describe(path)}")
+    command.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="any key; may be repeated"
+    )
+    return command
+
+
+def _add_bench_options(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--methods", type=_methods, default=list(METHODS), metavar="A,B")
+    bench.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/SUITE.jsonl")
+    bench.add_argument("--suites", type=_words, required=True, metavar="A,B")
+    bench.add_argument("--limit", type=_count, default=20, metavar="N", help="prompts per suite")
+    bench.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="per prompt")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _methods(text: str) -> list[str]:
+    for word in _words(text):
+        if word not in METHODS:
+            raise argparse.ArgumentTypeError(f"{word}: known methods are {', '.join(METHODS)}")
+    return _words(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What the routes share, made once per app and passed to them; there are no globals."""
+
+import hashlib
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from engine.client import EngineClient
+from engine.config import SpeculationConfig
+from engine.types import EngineInfo
+from server.convert import RequestConverter
+from server.dispatcher import Dispatcher
+from server.metrics import Metrics
+from server.settings import ServerSettings
+from server.text import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of one app."""
+
+    engine: EngineClient
+    tokenizer: TextCodec
+    speculation: SpeculationConfig
+    settings: ServerSettings
+    version: str
+    converter: RequestConverter
+    metrics: Metrics
+    dispatcher: Dispatcher
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the served model."""
+        return self.engine.info
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: changes whenever equal seeds may give other text."""
+        text = repr((self.info.architecture, self.info.dtype, self.info.device, self.speculation))
+        return f"treeline-{self.version}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def context_of(request: Request) -> Context:
+    """The context of the app that serves `request`."""
+    context: Context = request.app.state.context
+    return context

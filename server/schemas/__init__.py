@@ -1,0 +1,1 @@
+"""Request bodies as strict pydantic models: unknown and unsupported fields are refused."""
