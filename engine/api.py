@@ -1,7 +1,7 @@
 """The engine's front door: what the server may import, together with engine.text."""
 
-from engine.client import EngineClient, EngineStatus, ThreadedEngine, load_engine
-from engine.config import EngineConfig, ModelConfig, ModelSource, SpeculationConfig
+from engine.client import EngineClient, EngineStatus, OnStep, ThreadedEngine, load_engine
+from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError, EngineDeadError, ModelError, RequestError, TreelineError
 from engine.types import (
     EngineInfo,
@@ -10,13 +10,14 @@ from engine.types import (
     FinishReason,
     RequestTimes,
     SamplingParams,
-    SpeculationPlan,
     SpecStats,
+    SpeculationPlan,
     StepOutputs,
     TokenLogprob,
 )
 
 __all__ = [
+    "METHODS",
     "ConfigError",
     "EngineClient",
     "EngineConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "ModelError",
     "ModelSource",
+    "OnStep",
     "RequestError",
     "RequestTimes",
     "SamplingParams",

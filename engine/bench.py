@@ -136,7 +136,7 @@ class Bench:
         if not self._tokenizer.has_chat_template:
             return self._tokenizer.encode(prompt)
         text = self._tokenizer.render_chat([{"role": "user", "content": prompt}])
-        return self._tokenizer.encode_chat(text)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def read_prompts(path: Path, limit: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated
 from engine.errors import ConfigError, RequestError
 from engine.types import SpeculationPlan
 
-METHODS = ("off", "goose", "ptd")
+METHODS = ("off", "goose", "ptd", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class PtdConfig:
     # Beyond the paper. The faithful method has all of these off.
     pool_every_step: bool = False  # merge the draft tree before it has its full depth too
     pool_from_text: bool = False  # the prompt and the accepted text feed the pool
-    text_continuation: Count = 5  # tokens that follow each text position into the pool
+    text_continuation: Count = 8  # tokens that follow each text position into the pool
     rekey_verified: bool = False  # verified subtrees also under their inner tokens; root answers
     longest_key: Annotated[int, Range(1, 2)] = 1  # 2: look the last two tokens up, then the last
     refresh: bool = False  # what is met again counts as new when the oldest leaves
@@ -185,6 +185,31 @@ class RestConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoConfig:
+    """Treeline's own method: calibrated sources, and a price per node."""
+
+    budget: Count = 128  # nodes per step and request, exploration included
+    width: Count = 10  # children per node; successors kept per token
+    order: Annotated[int, Range(1, 64)] = 16  # longest suffix whose occurrences are counted
+    max_rows: Count = 65536  # tokens, pairs and triples with successors; the first leave first
+    prior_weight: Annotated[float, Range(0.01)] = 8.0  # observations that a prior counts for
+    half_life: Annotated[float, Range(1.0)] = 2000.0  # of an observation, in later ones
+    explore: bool = True  # buy exploration nodes (PTD's draft tree) when they pay
+    explore_width: Count = 3
+    explore_depth: Count = 5
+    max_explored: Count = 60  # exploration nodes per step
+    watchdog: bool = True  # raise the price while drafting loses to plain decoding
+    cost_slope: Annotated[float, Range(0.0)] | None = None  # of a plain step per row; None: measured
+    cache_scope: str | None = None  # draft from other requests' answers in the scope of this name
+    cache_tokens: Count = 1_000_000  # of such answers; the oldest leave first
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the exploration tree cannot hold its eldest chains."""
+        if self.explore_width * self.explore_depth > self.max_explored:
+            raise ConfigError("max_explored must be at least explore_width * explore_depth")
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """The default method, the bounds, and each method's own constants."""
 
@@ -198,6 +223,7 @@ class SpeculationConfig:
     token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
     suffix: SuffixConfig = field(default_factory=SuffixConfig)
     rest: RestConfig = field(default_factory=RestConfig)
+    auto: AutoConfig = field(default_factory=AutoConfig)
 
     def defaults(self, method: str) -> SpeculationPlan:
         """What `method` uses when a request names no bounds: its constants within the tree's."""
@@ -207,6 +233,8 @@ class SpeculationConfig:
             width, budget, base = self.goose.width, self.goose.max_budget, self.goose.budget
         elif method == "ptd":
             width, depth = self.ptd.width, self.ptd.depth
+        elif method == "auto":
+            width, budget = self.auto.width, self.auto.budget
         budget = min(budget, tree.budget)
         return SpeculationPlan(
             method, min(width, tree.width), min(depth, tree.depth), budget, min(base, budget)

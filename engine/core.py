@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
 from engine.kv_slots import KvSlots
-from engine.model.runner import ModelRunner, RunRequest, RunResult
+from engine.model.run_request import RunRequest, RunResult
+from engine.model.runner import ModelRunner
 from engine.request import Request, RequestStatus
 from engine.sampling import Sampler, token_logprob
 from engine.scheduler import Scheduler, Work
+from engine.spec.auto import Auto
 from engine.spec.drafter import StepResult
+from engine.spec.planner import Planner
 from engine.spec.registry import build_drafter
+from engine.spec.step_cost import StepCost
 from engine.spec.tree import TokenTree
 from engine.spec.walk import Walk, walk
 from engine.text.stop import StopScanner
@@ -33,6 +37,8 @@ from engine.types import (
 )
 
 log = logging.getLogger("treeline.engine")
+
+ASSUMED_SLOPE = 0.02  # of a step per row, where nothing was measured
 
 
 @dataclass(slots=True)
@@ -54,7 +60,9 @@ class EngineCore:
         runner: ModelRunner,
         info: EngineInfo,
         tokenizer: Tokenizer | None,
+        step_cost: StepCost | None = None,
     ) -> None:
+        """`step_cost`: as measured; None starts from an assumption that real steps correct."""
         self._config = config
         self._runner = runner
         self._info = info
@@ -62,6 +70,9 @@ class EngineCore:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         slots = KvSlots(config.max_batch, reuse_prefixes=config.prefix_reuse)
         self._scheduler = Scheduler(slots, config.prefill_chunk)
+        self.planner = Planner(
+            config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE)
+        )
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
         self._ended: list[EngineOutput] = []  # ends outside a step: aborts
@@ -94,11 +105,15 @@ class EngineCore:
         drafter = build_drafter(
             source.speculation, self._config.speculation, sampling.seed, self._eos_token_ids
         )
+        if isinstance(drafter, Auto):
+            drafter.join(self.planner)
         scanner = None
         if sampling.stop:
             if self._tokenizer is None:
                 raise ValueError("stop strings need a tokenizer")
-            scanner = StopScanner(self._tokenizer, sampling.stop)
+            scanner = StopScanner(
+                self._tokenizer, sampling.stop, sampling.skip_special_tokens
+            )
         request = Request(source, drafter, scanner, self._eos_token_ids, self._info.max_model_len)
         self._requests[source.request_id] = request
         self._samplers[source.request_id] = Sampler(
@@ -134,7 +149,7 @@ class EngineCore:
         self._admit()
         begin = time.perf_counter()
         works = self._scheduler.schedule()
-        drafted = [(work, tree) for work in works for tree in self._draft(work)]
+        drafted = self._draft_all(works)
         drafting = time.perf_counter() - begin
         step = _Step()
         forward = 0.0
@@ -158,7 +173,29 @@ class EngineCore:
             forward_seconds=forward,
             walk_seconds=walking,
             num_rows=sum(w.end - w.start + (len(t) - 1 if t else 0) for w, t in drafted),
+            price=self.planner.price,
+            predicted_tokens=self._learn_costs(drafted, step, forward, drafting),
         )
+
+    def _learn_costs(
+        self,
+        drafted: list[tuple[Work, TokenTree | None]],
+        step: _Step,
+        forward: float,
+        drafting: float,
+    ) -> float:
+        """Tell the planner what a step took that was its own; what it had expected of its requests.
+
+        Steps with prompt chunks or other methods say nothing about the planner's trees.
+        """
+        priced = sum(isinstance(work.request.drafter, Auto) for work, tree in drafted if tree)
+        if not priced:
+            return 0.0
+        if priced == len(drafted) and all(work.end - work.start == 1 for work, _ in drafted):
+            rows = sum(len(tree) for _, tree in drafted if tree)
+            tokens = sum(stats.tokens for _, stats in step.spec.items())
+            self.planner.observe(tokens, rows, forward, drafting)
+        return self.planner.predicted_tokens
 
     def check_invariants(self) -> None:
         """The books agree: scheduler, slots, and one live entry per request."""
@@ -178,6 +215,32 @@ class EngineCore:
                     request.drafter.begin(request.token_ids)
                 except Exception as error:
                     self._fail(request, error)
+
+    def _draft_all(self, works: list[Work]) -> list[tuple[Work, TokenTree | None]]:
+        """Each work with its tree. Priced drafters share what the others leave, at one price."""
+        priced = [
+            (work.request.drafter, work.request.limits())
+            for work in works
+            if isinstance(work.request.drafter, Auto)
+            and work.is_decoding
+            and not work.request.is_complete
+        ]
+        own = {id(drafter) for drafter, _ in priced}
+        trees = {
+            id(work): self._draft(work) for work in works if id(work.request.drafter) not in own
+        }
+        if priced:
+            rows = sum(work.end - work.start for work in works) - len(priced)
+            rows += sum(len(tree) - 1 for found in trees.values() for tree in found if tree)
+            try:
+                self.planner.plan(priced, rows)
+            except Exception as error:  # the request at fault fails in its own draft
+                log.error("the step's plan failed", exc_info=error)
+        return [
+            (work, tree)
+            for work in works
+            for tree in (trees[id(work)] if id(work) in trees else self._draft(work))
+        ]
 
     def _draft(self, work: Work) -> list[TokenTree | None]:
         """The work's tree as a list of one; empty if drafting failed and ended the request."""
@@ -355,6 +418,8 @@ class EngineCore:
     ) -> EngineOutput:
         """Take an ended request out of all books and make its terminal output."""
         self._scheduler.remove(request)
+        if isinstance(request.drafter, Auto):
+            request.drafter.finish()
         del self._requests[request.request_id], self._samplers[request.request_id]
         return self._output(request, token_ids, logprobs or [], known)
 

@@ -35,6 +35,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # in the text that stop strings are searched in
     logprobs: int | None = None  # alternatives per generated token; 0: the token's own only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
@@ -165,6 +166,8 @@ class StepOutputs:
     forward_seconds: float = 0.0
     walk_seconds: float = 0.0
     num_rows: int = 0
+    price: float = 0.0  # of `auto`: tokens per second that a node must promise per second it costs
+    predicted_tokens: float = 0.0  # of `auto`: expected of this step's requests together
     dead: str | None = None  # the engine has died with this message; nothing follows
 
 

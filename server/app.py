@@ -8,14 +8,13 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from engine import __version__
-from engine.client import EngineClient
-from engine.config import SpeculationConfig
-from server import errors
+from engine.api import EngineClient, SpeculationConfig
+from server import errors, openapi
 from server.context import Context
 from server.convert import RequestConverter
 from server.dispatcher import Dispatcher
 from server.metrics import Metrics
-from server.routes import completions, health, metrics, models
+from server.routes import chat, completions, health, metrics, models, tokenize, version
 from server.settings import ServerSettings
 from server.text import TextCodec
 from server.tracing import RequestTracing
@@ -30,7 +29,12 @@ def create_app(
     """The HTTP front of a loaded engine. Its lifespan starts the engine and shuts it down."""
     settings = settings or ServerSettings()
     app = FastAPI(
-        title="Treeline", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Treeline",
+        version=__version__,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     collected = Metrics(engine.info.model_name, speculation.tree.depth)
     app.state.context = Context(
@@ -45,7 +49,8 @@ def create_app(
     )
     app.add_middleware(RequestTracing)
     errors.install(app)
-    for route in (completions, models, health, metrics):
+    openapi.install(app)
+    for route in (completions, chat, models, tokenize, health, metrics, version):
         app.include_router(route.router)
     return app
 

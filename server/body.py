@@ -31,8 +31,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def parse_body(raw: bytes, model: type[Model]) -> Model:
-    """The validated request. Raises ApiError 400 for malformed JSON or the first invalid field."""
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError 400 for anything else."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -40,8 +40,13 @@ def parse_body(raw: bytes, model: type[Model]) -> Model:
         raise bad_request(message, None, "invalid_json") from error
     if not isinstance(value, dict):
         raise bad_request("The body of the request must be a JSON object.", None, "invalid_type")
+    return value
+
+
+def parse_body(raw: bytes, model: type[Model]) -> Model:
+    """The validated request. Raises ApiError 400 for malformed JSON or the first invalid field."""
     try:
-        return model.model_validate(value)
+        return model.model_validate(parse_object(raw))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _explain(first["type"], first["loc"], first["input"], first.get("ctx", {})) from error

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from engine.client import EngineClient
-from engine.config import SpeculationConfig
-from engine.types import EngineInfo
+from engine.api import EngineClient, EngineInfo, SpeculationConfig
 from server.convert import RequestConverter
 from server.dispatcher import Dispatcher
 from server.metrics import Metrics
+from server.schemas.generation import GenerationRequest
 from server.settings import ServerSettings
 from server.text import TextCodec
 
@@ -32,6 +31,10 @@ class Context:
     def info(self) -> EngineInfo:
         """Facts about the served model."""
         return self.engine.info
+
+    def keep_alive(self, body: GenerationRequest) -> float | None:
+        """Seconds between a stream's comments (0: none); None for a whole answer."""
+        return self.settings.keep_alive_seconds if body.stream else None
 
     @property
     def fingerprint(self) -> str:

@@ -8,18 +8,37 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from engine.config import SpeculationConfig
-from engine.errors import RequestError
-from engine.types import EngineInfo, EngineRequest, SamplingParams, SpeculationPlan
+from engine.api import (
+    EngineInfo,
+    EngineRequest,
+    RequestError,
+    SamplingParams,
+    SpeculationConfig,
+)
 from server.errors import ApiError, bad_request
-from server.job import Job
-from server.schemas.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from server.job import Echo, Job
+from server.schemas.chat import ChatRequest
+from server.schemas.completion import CompletionRequest
+from server.schemas.generation import GenerationRequest
 from server.schemas.prompt import PromptText
-from server.schemas.sampling import SamplingFields
-from server.schemas.speculation import SpeculationFields
+from server.schemas.template import TemplateFields
 from server.settings import ServerSettings
 from server.text import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    """What the routes decide differently: the prompts, their lengths, and what to report."""
+
+    prefix: str  # of the response id
+    prompts: Sequence[tuple[int, ...]]
+    max_tokens: Sequence[int]  # one per prompt
+    num_candidates: int
+    logprobs: int | None
+    prompt_logprobs: int | None = None
+    echoes: Sequence[Echo] = ()
 
 
 def choice_seed(seed: int | None, choice: int) -> int:
@@ -31,6 +50,12 @@ def choice_seed(seed: int | None, choice: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def model_not_found(name: str) -> ApiError:
+    """The 404 for a model that is not served here."""
+    message = f"The model '{name[:200]}' does not exist or you do not have access to it."
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 class RequestConverter:
@@ -50,113 +75,185 @@ class RequestConverter:
 
     def completion(self, body: CompletionRequest, arrival: float) -> Job:
         """The job of a completion. Raises ApiError or RequestError naming the field."""
-        self._check_model(body.model)
-        if body.stream_options is not None and not body.stream:
-            raise bad_request("'stream_options' needs 'stream: true'.", "stream_options")
-        self._check_counts(body.n, len(body.prompt))
-        prompts = [self._prompt_token_ids(prompt) for prompt in body.prompt]
-        lengths = [self._max_tokens(len(ids), body.max_tokens) for ids in prompts]
-        return self._job("cmpl", body, prompts, lengths, arrival)
+        self.check_model(body.model)
+        self._check_counts(body, len(body.prompt))
+        num_candidates = body.num_candidates
+        encoded = [self.prompt_token_ids(p, body.add_special_tokens) for p in body.prompt]
+        prompts = [self._truncate(ids, body) for ids in encoded]
+        wish = body.max_tokens if body.has_own_max_tokens else None
+        lengths = [self._max_tokens(len(ids), wish, body.max_tokens) for ids in prompts]
+        echoes: list[Echo] = []
+        if body.echo:
+            sources = [
+                text if ids == whole else ids
+                for text, whole, ids in zip(body.prompt, encoded, prompts, strict=True)
+            ]
+            echoes = [
+                self._echo(source, ids, body.add_special_tokens)
+                for source, ids in zip(sources, prompts, strict=True)
+            ]
+        ranks_candidates = num_candidates > body.n and body.logprobs is None
+        sequences = _Sequences(
+            "cmpl",
+            prompts,
+            lengths,
+            num_candidates,
+            logprobs=0 if ranks_candidates else body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+            echoes=echoes,
+        )
+        return self._job(body, sequences, arrival)
 
-    def _job(
-        self,
-        prefix: str,
-        body: CompletionRequest,
-        prompts: Sequence[tuple[int, ...]],
-        lengths: Sequence[int],
-        arrival: float,
-    ) -> Job:
-        plan = self._plan(body.speculation)
-        job_id = f"{prefix}-{uuid.uuid4().hex}"
-        requests: list[EngineRequest] = []
-        for ids, max_tokens in zip(prompts, lengths, strict=True):
-            for choice in range(body.n):
-                sampling = self._sampling(body, max_tokens, choice)
-                request_id = f"{job_id}-{len(requests)}"
-                requests.append(EngineRequest(request_id, ids, sampling, plan, arrival))
-        return Job(job_id, int(time.time()), body.n, tuple(requests))
+    def chat(self, body: ChatRequest, arrival: float) -> Job:
+        """The job of a chat completion. Raises ApiError or RequestError naming the field."""
+        self.check_model(body.model)
+        self._check_counts(body, 1)
+        logprobs = body.num_logprobs
+        ids = self._truncate(self.chat_token_ids(body, body.add_special_tokens), body)
+        wish, field = body.length_wish
+        room = self._info.max_model_len - len(ids)
+        length = self._max_tokens(len(ids), wish, max(room, 1), "messages", field)
+        return self._job(body, _Sequences("chatcmpl", [ids], [length], body.n, logprobs), arrival)
 
-    def _plan(self, wish: SpeculationFields) -> SpeculationPlan:
-        return self._speculation.resolve(wish.method, wish.width, wish.depth, wish.budget)
-
-    def _check_model(self, name: str) -> None:
+    def check_model(self, name: str) -> None:
+        """Raises ApiError 404 unless `name` is served here."""
         if name != self._info.model_name:
             raise model_not_found(name)
 
-    def _check_counts(self, n: int, num_prompts: int) -> None:
-        if num_prompts > self._settings.max_prompts:
-            message = (
-                f"at most {self._settings.max_prompts} prompts per request, got {num_prompts}."
-            )
-            raise bad_request(f"Invalid 'prompt': {message}", "prompt", "array_above_max_length")
-        if n > self._settings.max_n:
-            message = f"expected a value <= {self._settings.max_n}, but got {n} instead."
-            raise bad_request(f"Invalid 'n': {message}", "n", "integer_above_max_value")
+    def chat_token_ids(self, body: TemplateFields, add_special_tokens: bool) -> tuple[int, ...]:
+        """The prompt that the model's template makes of messages."""
+        text = self._tokenizer.render_chat(
+            [message.for_template() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            variables=body.chat_template_kwargs,
+        )
+        return self.prompt_token_ids(text, add_special_tokens, "messages")
 
-    def _prompt_token_ids(self, prompt: PromptText) -> tuple[int, ...]:
+    def prompt_token_ids(
+        self, prompt: PromptText, add_special_tokens: bool, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        """Token ids of one prompt: at least one, all in the vocabulary. Raises ApiError."""
         if isinstance(prompt, str):
             try:
-                prompt = tuple(self._tokenizer.encode(prompt))
+                prompt = tuple(self._tokenizer.encode(prompt, add_special_tokens))
             except RequestError as error:
-                raise bad_request(str(error), "prompt") from error
+                raise bad_request(str(error), param) from error
             if not prompt:
-                message = "Invalid 'prompt': it holds no token."
-                raise bad_request(message, "prompt", "empty_prompt")
-        self._check_vocabulary(prompt, "prompt")
+                raise bad_request(f"Invalid '{param}': it holds no token.", param, "empty_prompt")
+        self.check_vocabulary(prompt, param)
         return prompt
 
-    def _check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+    def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError naming the first id that the model does not know."""
         if ids and not (min(ids) >= 0 and max(ids) < self._info.vocab_size):
             wrong = next(i for i in ids if not 0 <= i < self._info.vocab_size)
             message = f"token id {wrong} is outside the vocabulary of {self._info.vocab_size}."
             raise bad_request(f"Invalid '{param}': {message}", param)
 
-    def _max_tokens(self, prompt_len: int, asked: int | None) -> int:
+    def _job(self, body: GenerationRequest, sequences: _Sequences, arrival: float) -> Job:
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("'stream_options' needs 'stream: true'.", "stream_options")
+        self.check_vocabulary(body.stop_token_ids, "stop_token_ids")
+        self.check_vocabulary([token_id for token_id, _ in body.logit_bias], "logit_bias")
+        wish = body.speculation
+        plan = self._speculation.resolve(wish.method, wish.width, wish.depth, wish.budget)
+        job_id = f"{sequences.prefix}-{uuid.uuid4().hex}"
+        requests: list[EngineRequest] = []
+        for ids, max_tokens in zip(sequences.prompts, sequences.max_tokens, strict=True):
+            for choice in range(sequences.num_candidates):
+                sampling = _sampling(body, sequences, max_tokens, choice_seed(body.seed, choice))
+                request_id = f"{job_id}-{len(requests)}"
+                requests.append(EngineRequest(request_id, ids, sampling, plan, arrival))
+        return Job(
+            job_id,
+            int(time.time()),
+            sequences.num_candidates,
+            tuple(requests),
+            sequences.echoes,
+        )
+
+    def _check_counts(self, body: GenerationRequest, num_prompts: int) -> None:
+        if num_prompts > self._settings.max_prompts:
+            message = (
+                f"at most {self._settings.max_prompts} prompts per request, got {num_prompts}."
+            )
+            raise bad_request(f"Invalid 'prompt': {message}", "prompt", "array_above_max_length")
+        if body.n > self._settings.max_n:
+            message = f"expected a value <= {self._settings.max_n}, but got {body.n} instead."
+            raise bad_request(f"Invalid 'n': {message}", "n", "integer_above_max_value")
+
+    def _truncate(self, ids: tuple[int, ...], body: GenerationRequest) -> tuple[int, ...]:
+        """The last `truncate_prompt_tokens` ids, so that the end of a long prompt stays."""
+        keep = body.truncate_prompt_tokens
+        return ids if keep is None else ids[-keep:]
+
+    def _echo(self, prompt: PromptText, ids: tuple[int, ...], has_special_tokens: bool) -> Echo:
+        """The prompt's text, and each token's offset. Tokens that were added around a text, such as
+        a beginning-of-sequence token, have no width."""
+        start, end = 0, len(ids)
+        if isinstance(prompt, str) and has_special_tokens:
+            plain = tuple(self._tokenizer.encode(prompt, False))
+            starts = range(len(ids) - len(plain) + 1)
+            start = next((at for at in starts if ids[at : at + len(plain)] == plain), 0)
+            end = start + len(plain)
+        decoder = self._tokenizer.detokenizer(skip_special_tokens=False)
+        offsets, text = [], ""
+        for position, token_id in enumerate(ids):
+            offsets.append(len(text))
+            if start <= position < end:
+                text += decoder.push([token_id])
+        text += decoder.flush()
+        return Echo(prompt if isinstance(prompt, str) else text, tuple(offsets))
+
+    def _max_tokens(
+        self,
+        prompt_len: int,
+        wish: int | None,
+        default: int,
+        prompt_field: str = "prompt",
+        length_field: str = "max_tokens",
+    ) -> int:
         """How many tokens may follow a prompt. An explicit wish must fit; the default shrinks."""
         room = self._info.max_model_len - prompt_len
-        if room < (1 if asked is None else min(asked, 1)):
-            raise self._too_long(
-                prompt_len, DEFAULT_MAX_TOKENS if asked is None else asked, "prompt"
-            )
-        if asked is None:
-            return min(DEFAULT_MAX_TOKENS, room)
-        if asked > room:
-            raise self._too_long(prompt_len, asked, "max_tokens")
-        return asked
+        asked = default if wish is None else wish
+        if room < min(asked, 1):
+            raise self._too_long(prompt_len, asked, prompt_field)
+        if wish is not None and wish > room:
+            raise self._too_long(prompt_len, wish, length_field)
+        return min(asked, room)
 
     def _too_long(self, prompt_len: int, max_tokens: int, param: str) -> ApiError:
         message = (
             f"This model's maximum context length is {self._info.max_model_len} tokens. However, "
-            f"you requested {prompt_len + max_tokens} tokens ({prompt_len} in the prompt, "
-            f"{max_tokens} in the completion). Reduce the length of the prompt or completion."
+            f"you requested {prompt_len + max_tokens} tokens ({prompt_len} in the prompt"
+            f", {max_tokens} in the completion). Reduce the length of either."
         )
         return bad_request(message, param, "context_length_exceeded")
 
-    def _sampling(self, body: SamplingFields, max_tokens: int, choice: int) -> SamplingParams:
-        self._check_vocabulary(body.stop_token_ids, "stop_token_ids")
-        self._check_vocabulary([token_id for token_id, _ in body.logit_bias], "logit_bias")
-        if body.min_tokens > max_tokens:
-            message = f"it exceeds the {max_tokens} tokens that the completion may have."
-            raise bad_request(f"Invalid 'min_tokens': {message}", "min_tokens")
-        return SamplingParams(
-            max_tokens=max_tokens,
-            seed=choice_seed(body.seed, choice),
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=max(body.top_k, 0),
-            min_p=body.min_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            repetition_penalty=body.repetition_penalty,
-            logit_bias=body.logit_bias,
-            min_tokens=body.min_tokens,
-            stop=body.stop,
-            stop_token_ids=tuple(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-        )
 
-
-def model_not_found(name: str) -> ApiError:
-    """The 404 for a model that is not served here."""
-    message = f"The model '{name[:200]}' does not exist or you do not have access to it."
-    return ApiError(404, message, param="model", code="model_not_found")
+def _sampling(
+    body: GenerationRequest, sequences: _Sequences, max_tokens: int, seed: int
+) -> SamplingParams:
+    if body.min_tokens > max_tokens:
+        message = f"it exceeds the {max_tokens} tokens that the completion may have."
+        raise bad_request(f"Invalid 'min_tokens': {message}", "min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        min_tokens=body.min_tokens,
+        stop=body.stop,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        skip_special_tokens=body.skip_special_tokens,
+        logprobs=sequences.logprobs,
+        prompt_logprobs=sequences.prompt_logprobs,
+    )

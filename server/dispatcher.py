@@ -8,8 +8,7 @@ import asyncio
 import logging
 import time
 
-from engine.client import EngineClient
-from engine.types import EngineOutput, StepOutputs
+from engine.api import EngineClient, EngineOutput, StepOutputs
 from server.errors import ApiError, unavailable
 from server.job import Job
 from server.mailbox import Mailbox

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from engine.errors import EngineDeadError, RequestError
+from engine.api import EngineDeadError, RequestError
 
 logger = logging.getLogger("treeline.http")
 

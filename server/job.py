@@ -1,23 +1,34 @@
 """One HTTP request as the engine sees it: several sequences, and what their answers share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.types import EngineRequest
+from engine.api import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as an answer repeats it. `offsets`: where each token begins, in code points."""
+
+    text: str
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`requests` are prompt-major: choice j of prompt i has index `i * n + j`."""
+    """`requests` are prompt-major: candidate j of prompt i has index `i * num_candidates + j`."""
 
     response_id: str
     created: int  # unix seconds
-    n: int
+    num_candidates: int
     requests: tuple[EngineRequest, ...]
+    echoes: Sequence[Echo] = ()  # one per prompt, if asked for
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each prompt once however many choices it has."""
-        return sum(len(request.prompt_token_ids) for request in self.requests[:: self.n])
+        firsts = self.requests[:: self.num_candidates]
+        return sum(len(request.prompt_token_ids) for request in firsts)
 
     @property
     def method(self) -> str:

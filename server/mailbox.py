@@ -7,7 +7,7 @@ engine never waits.
 import asyncio
 from dataclasses import replace
 
-from engine.types import EngineOutput
+from engine.api import EngineOutput
 
 
 def merged(first: EngineOutput, second: EngineOutput) -> EngineOutput:

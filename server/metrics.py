@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.client import EngineStatus
-from engine.config import METHODS
-from engine.types import EngineOutput, FinishReason, RequestTimes, SpecStats, StepOutputs
+from engine.api import (
+    METHODS,
+    EngineOutput,
+    EngineStatus,
+    FinishReason,
+    RequestTimes,
+    SpecStats,
+    StepOutputs,
+)
 
 # Seconds. Speculation gives tokens 1 to 10 ms apart, so the buckets resolve 1 ms there.
 LATENCY_BUCKETS = (

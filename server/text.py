@@ -35,6 +35,10 @@ class TextCodec(Protocol):
         """The true bytes of one token."""
         ...
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token."""
+        ...
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 
 from engine.errors import ModelError
@@ -44,10 +45,10 @@ def unpack_gguf(gguf: Path) -> Path:
         with _lock(folder):
             if not _is_intact(folder):  # another process may have built it meanwhile
                 _build(gguf, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"The model cache {folder.parent} cannot be written ({error.strerror}); "
-            "set XDG_CACHE_HOME to a writable folder."
+            f"The model cache {folder.parent} cannot be written ({error}); "
+            "set XDG_CACHE_HOME to a writable folder with room for the unpacked model."
         ) from error
     return folder
 
@@ -55,7 +56,10 @@ def unpack_gguf(gguf: Path) -> Path:
 def cache_folder() -> Path:
     """Where unpacked models are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "treeline"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "treeline"
+    except RuntimeError as error:  # a user without a home
+        raise ModelError("No home folder can hold the model cache: set XDG_CACHE_HOME.") from error
 
 
 def _build(gguf: Path, folder: Path) -> None:
@@ -84,8 +88,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
         )
-    except OSError:
-        raise
     except Exception as error:  # transformers documents no set of exceptions
         raise ModelError(f"{gguf.name} cannot be converted: {error}".splitlines()[0]) from error
     restore_pre_tokenizer(tokenizer.backend_tokenizer, fields.get("tokenizer.ggml.pre"))

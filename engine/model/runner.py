@@ -6,16 +6,18 @@ rows whose logits somebody reads reach the language-model head.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.model.attention import NAME, AttentionStep, Segment
+from engine.model.attention import AttentionStep
 from engine.model.kv_cache import KvCache, KvShape
 from engine.model.loader import LoadedModel
+from engine.model.native import load_kernels
+from engine.model.native_attention import MAX_HEAD_DIM, NativeStep
+from engine.model.packing import can_pack, pack_linears
+from engine.model.run_request import RunRequest, RunResult
+from engine.model.sdpa_attention import SdpaStep
 from engine.model.topk import best_tokens
 from engine.spec.drafter import Needs, Rows
 from engine.spec.tree import TokenTree
@@ -23,38 +25,7 @@ from engine.spec.tree import TokenTree
 # Packed bf16 products on a CPU give a row the same bits for every row count from 8 on, and 8 rows
 # cost about what one costs.
 _MIN_ROWS_CPU_BF16 = 8
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """One request's part in a pass: known tokens to compute, the last of them the tree's anchor.
-
-    `prefix`: known tokens before the anchor (a prompt chunk), empty while decoding. `tree` is None
-    for a chunk that does not end the prompt; its last token is then in `prefix` too.
-    """
-
-    slot: int
-    committed_len: int
-    prefix: Sequence[int]
-    tree: TokenTree | None
-    needs: Needs
-    wants_prefix_logits: bool = False
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in the pass."""
-        return len(self.prefix) + (len(self.tree) if self.tree else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What one request's rows gave. Rows of `tree` only, unless said otherwise."""
-
-    logits: Tensor  # [num_nodes, vocab]
-    argmax: list[int]  # [num_nodes]; vocab_size where a row holds NaN
-    rows: Rows  # of the tree's nodes
-    prefix_rows: Rows | None  # of the prefix, if the drafter reads them
-    prefix_logits: Tensor | None  # [len(prefix), vocab], if asked
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class ModelRunner:
@@ -67,25 +38,23 @@ class ModelRunner:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         capacity = loaded.max_model_len + max_tree_nodes + 1
         self._model = loaded.model
-        self.device = self._device = loaded.device
-        self._dtype = loaded.dtype
+        self.device = loaded.device
         self._group = heads // kv_heads
         shape = KvShape(config.num_hidden_layers, kv_heads, head_dim, capacity)
         self.kv = KvCache(shape, num_slots, loaded.dtype, loaded.device)
-        is_cpu_bf16 = loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
+        is_cpu = loaded.device.type == "cpu"
+        has_kernels = is_cpu and loaded.dtype in _KERNEL_DTYPES and head_dim <= MAX_HEAD_DIM
+        self._kernels = load_kernels() if has_kernels else None
+        if is_cpu and can_pack(loaded.dtype):
+            pack_linears(self._model)
+        is_cpu_bf16 = is_cpu and loaded.dtype == torch.bfloat16
         self._min_rows = _MIN_ROWS_CPU_BF16 if is_cpu_bf16 else 1
         self.forward_seconds = 0.0  # of the last pass
-        self._probe()
 
-    def _probe(self) -> None:
-        """Run one row and see that every layer went through our attention."""
-        step = self._forward([RunRequest(0, 0, (), TokenTree.anchored(0), Needs())])[1]
-        missing = set(range(self.kv.shape.num_layers)) - step.layers_seen
-        if missing:
-            raise ModelError(
-                f"{type(self._model).__name__}: layers {sorted(missing)} bypass the attention "
-                f"interface ({NAME}), so token trees cannot be verified with this model."
-            )
+    def _step(self, parts: Sequence[RunRequest]) -> AttentionStep:
+        if self._kernels is not None:
+            return NativeStep(self._kernels, self.kv, parts, self._group)
+        return SdpaStep(self.kv, parts, self._group)
 
     @torch.inference_mode()
     def run(self, parts: Sequence[RunRequest]) -> list[RunResult | None]:
@@ -94,7 +63,7 @@ class ModelRunner:
         Returns one result per part, None for a part whose logits nobody reads.
         """
         begin = time.perf_counter()
-        logits, _ = self._forward(parts)
+        logits = self._forward(parts)
         if not len(logits):
             self.forward_seconds = time.perf_counter() - begin
             return [None] * len(parts)
@@ -114,7 +83,7 @@ class ModelRunner:
         results: list[RunResult | None] = []
         row = 0
         for part in parts:
-            begin, row = row, row + len(self._rows_read(part))
+            begin, row = row, row + len(part.rows_read)
             if begin == row:
                 results.append(None)
                 continue
@@ -131,22 +100,13 @@ class ModelRunner:
             )
         return results
 
-    @staticmethod
-    def _rows_read(part: RunRequest) -> range:
-        """Rows of a part, counted from its start, whose logits somebody reads."""
-        reads_prefix = part.needs.prompt_rows or part.wants_prefix_logits
-        first = 0 if reads_prefix else len(part.prefix)
-        return range(first, part.num_rows)
-
-    def _forward(self, parts: Sequence[RunRequest]) -> tuple[Tensor, AttentionStep]:
+    def _forward(self, parts: Sequence[RunRequest]) -> Tensor:
         token_ids: list[int] = []
         positions: list[int] = []
         reads: list[int] = []
-        segments: list[Segment] = []
         for part in parts:
             start = len(token_ids)
-            reads.extend(start + row for row in self._rows_read(part))
-            segments.append(self._segment(part, start))
+            reads.extend(start + row for row in part.rows_read)
             token_ids.extend(part.prefix)
             positions.extend(range(part.committed_len, part.committed_len + len(part.prefix)))
             if part.tree:
@@ -157,27 +117,12 @@ class ModelRunner:
         if padding > 0:
             token_ids.extend([0] * padding)
             positions.extend([0] * padding)
-        step = AttentionStep(self.kv, segments, self._dtype, self._group)
         output = self._model(
-            input_ids=torch.tensor([token_ids], device=self._device),
-            position_ids=torch.tensor([positions], device=self._device),
+            input_ids=torch.tensor([token_ids], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
-            logits_to_keep=torch.tensor(reads, dtype=torch.long, device=self._device),
-            treeline_step=step,
+            logits_to_keep=torch.tensor(reads, dtype=torch.long, device=self.device),
+            treeline_step=self._step(parts),
         )
-        return output.logits[0], step
-
-    def _segment(self, part: RunRequest, start: int) -> Segment:
-        """The rows' visibility: the prefix is a chain, the tree hangs from its end."""
-        chain, rows = len(part.prefix), part.num_rows
-        depths = np.arange(rows)
-        ancestors: Tensor | None = None
-        if rows > 1:
-            mask = np.tri(rows, dtype=np.bool_)
-            if part.tree:
-                mask[chain:, chain:] = part.tree.ancestor_mask()
-            ancestors = torch.from_numpy(mask).to(self._device)
-        if part.tree:
-            depths[chain:] = np.asarray(part.tree.depths) + chain
-        depth_tensor = torch.from_numpy(depths).to(self._device)
-        return Segment(part.slot, part.committed_len, start, rows, ancestors, depth_tensor)
+        logits: Tensor = output.logits[0]
+        return logits

@@ -77,7 +77,10 @@ def layer_windows(model: Any) -> tuple[int | None, ...]:
     calls: list[AttentionCall] = []
     rows = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    model(input_ids=rows, position_ids=positions, use_cache=False, treeline_probe=calls)
+    try:
+        model(input_ids=rows, position_ids=positions, use_cache=False, treeline_probe=calls)
+    except Exception as error:  # whatever a model's code raises
+        raise _refusal(name, f"a first pass fails with {type(error).__name__}: {error}") from error
     if [call.layer for call in calls] != list(range(model.config.num_hidden_layers)):
         raise _refusal(name, "not every layer runs attention through transformers' interface once")
     for call in calls:

@@ -41,9 +41,7 @@ class Adjacency:
         scores = np.exp(logits - logits[:, :1])
         scores /= scores.sum(axis=1, keepdims=True)
         self._by_token.write(tokens, ids, scores)
-        skip = 1 if previous[0] < 0 else 0  # only the very first token has nothing before it
-        pairs = list(map(_pair, previous[skip:], tokens[skip:]))
-        self._by_pair.write(pairs, ids[skip:], scores[skip:])
+        self._by_pair.write(list(map(_pair, previous, tokens)), ids, scores)
 
     def successors(self, previous: int, token: int) -> Successors | None:
         """What is known to follow `previous`, `token`; None for a token never seen."""
@@ -71,8 +69,6 @@ class _Table:
         scores: npt.NDArray[np.float32],
     ) -> None:
         """Set the rows of `keys`; of a key that comes twice, the last row stays."""
-        if not keys:
-            return
         slots = [self._claim(key) for key in keys]
         while len(self._ids) < len(self._slot_of):
             self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))

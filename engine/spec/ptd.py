@@ -24,8 +24,9 @@ NUM_SEEDS = 2
 class Ptd:
     """The PTD drafter of one request. With every extension of `config` off it is the paper's.
 
-    `plan.width` is the number of children per node and of spine nodes, `plan.depth` the levels of
-    each spine node's subtree. Both shrink until the tree's eldest chains fit the plan's budget.
+    `plan.width` is the number of children per node and of spine nodes of the draft tree,
+    `plan.depth` the levels of each spine node's subtree. Both shrink until the tree's eldest chains
+    fit the plan's budget. The candidates' width is the pool's own: the paper verifies whole tries.
     """
 
     def __init__(

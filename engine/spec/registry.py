@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from engine.config import SpeculationConfig
+from engine.spec.auto import Auto
 from engine.spec.drafter import Drafter
 from engine.spec.goose import Goose
 from engine.spec.ptd import Ptd
@@ -14,6 +15,7 @@ FACTORIES: dict[str, Factory] = {
     "off": lambda plan, config, seed, eos: None,
     "goose": lambda plan, config, seed, eos: Goose(plan, config.goose),
     "ptd": lambda plan, config, seed, eos: Ptd(plan, config.ptd, seed, eos),
+    "auto": lambda plan, config, seed, eos: Auto(plan, config.auto, eos),
 }
 
 

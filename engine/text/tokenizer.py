@@ -21,7 +21,6 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.pieces import PieceTable
 
 GUARD = "\ufdd0\ufdd1"  # noncharacters, which no text interchanged between programs holds
-_NOT_GUARDED = frozenset({"role", "type"})  # message fields that templates compare and never print
 
 
 class Tokenizer:
@@ -156,10 +155,7 @@ class Tokenizer:
         if isinstance(value, str):
             return self._guard(value)
         if isinstance(value, Mapping):
-            return {
-                key: item if key in _NOT_GUARDED else self._guard_within(item)
-                for key, item in value.items()
-            }
+            return {self._guard(key): self._guard_within(item) for key, item in value.items()}
         if isinstance(value, Sequence):
             return [self._guard_within(item) for item in value]
         return value

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.config import METHODS
+from engine.api import METHODS
 from server.context import Context, context_of
 from server.convert import model_not_found
 

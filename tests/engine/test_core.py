@@ -23,7 +23,7 @@ from tests.engine.tiny import (
     run,
 )
 
-METHODS = ("off", "goose", "ptd")
+METHODS = ("off", "goose", "ptd", "auto")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ import random
 import pytest
 import torch
 
-from engine.model.runner import ModelRunner, RunRequest
+from engine.model.run_request import RunRequest
+from engine.model import runner as runner_module
+from engine.model.runner import ModelRunner
 from engine.spec.drafter import Needs
 from engine.spec.tree import EXPLORE, TokenTree
 from tests.engine.tiny import FAMILIES, VOCAB, tiny_loaded
@@ -31,6 +33,16 @@ def random_tree(rng: random.Random, anchor: int, size: int) -> TokenTree:
         kind = EXPLORE if tree.kinds[parent] == EXPLORE or rng.random() < 0.3 else 0
         tree.add(parent, rng.randrange(VOCAB), kind)
     return tree
+
+
+@pytest.fixture(params=["native", "sdpa"], autouse=True)
+def backend(request, monkeypatch) -> str:
+    """Both attention backends; the native one is compiled wherever the tests run."""
+    if request.param == "sdpa":
+        monkeypatch.setattr(runner_module, "load_kernels", lambda: None)
+    else:
+        assert runner_module.load_kernels() is not None
+    return request.param
 
 
 def part(slot: int, length: int, prefix: list[int], tree: TokenTree | None) -> RunRequest:

@@ -24,6 +24,14 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MLA = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 4,
+}
 WINDOWS = {
     "Llama": ({}, (None, None, None)),
     "Qwen2": (
@@ -44,9 +52,8 @@ WINDOWS = {
 
 def save(folder, family: str = "Llama", tensors=None, **changes) -> None:
     """A random model of that family; `tensors` edits its weights before they are written."""
-    sizes = {
-        k: v for k, v in SIZES.items() if family != "GPT2" or k.endswith(("_id", "vocab_size"))
-    }
+    own = family == "GPT2"  # has other names for its sizes
+    sizes = {k: v for k, v in SIZES.items() if not own or k.endswith(("_id", "vocab_size"))}
     config = getattr(transformers, f"{family}Config")(**sizes | changes)
     model = transformers.AutoModelForCausalLM.from_config(config)
     weights = model.state_dict()
@@ -111,9 +118,9 @@ def test_longrope_is_served_up_to_its_original_length(tmp_path):
         "rope_theta": 10000.0,
         "short_factor": [1.0] * 4,
         "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 64,
     }
-    save(tmp_path, "Phi3", rope_parameters=rope, sliding_window=None)
+    original = {"original_max_position_embeddings": 64, "sliding_window": None}
+    save(tmp_path, "Phi3", rope_parameters=rope, **original)
     assert load(tmp_path).max_model_len == 64
     with pytest.raises(ModelError, match="context of 64"):
         load(tmp_path, max_model_len=65)
@@ -123,7 +130,7 @@ def test_longrope_is_served_up_to_its_original_length(tmp_path):
     ("family", "changes", "reason"),
     [
         ("T5", {}, "encoder-decoder"),
-        ("Mamba", {}, "recurrent state"),
+        ("Mamba", {}, "kind linear_attention"),
         ("Bloom", {}, "attention interface"),
         ("GptOss", {}, "attention sinks"),
         (
@@ -132,7 +139,7 @@ def test_longrope_is_served_up_to_its_original_length(tmp_path):
             "kind linear_attention",
         ),
         ("Llama4Text", {"attention_chunk_size": 8}, "chunked_attention"),
-        ("DeepseekV3", {"q_lora_rank": 8, "kv_lora_rank": 8, "v_head_dim": 4}, "differ in size"),
+        ("DeepseekV3", MLA, "differ in size"),
     ],
 )
 def test_unsuitable_models_are_refused_by_name_and_reason(tmp_path, family, changes, reason):
@@ -147,7 +154,7 @@ def test_unsuitable_models_are_refused_by_name_and_reason(tmp_path, family, chan
         (tmp_path / "model.safetensors").write_bytes(b"unread")
     with pytest.raises(ModelError, match=reason) as caught:
         load(tmp_path)
-    assert config.model_type.lower()[:4] in str(caught.value).lower()
+    assert config.model_type.replace("_", "") in str(caught.value).lower().replace("_", "")
 
 
 def test_alibi_is_refused(tmp_path):
@@ -172,7 +179,7 @@ def test_every_stateful_architecture_is_refused():
 
 def test_missing_tensors_are_refused_not_invented(tmp_path):
     save(tmp_path, tensors=lambda all_: {k: v for k, v in all_.items() if "layers.1.mlp" not in k})
-    with pytest.raises(ModelError, match="lack 3 tensors, 'model.layers.1.mlp"):
+    with pytest.raises(ModelError, match=r"lack 3 tensors, 'model\.layers\.1\.mlp"):
         load(tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.spec.tree import EXPLORE, TokenTree
 from tests.engine.tiny import FAMILIES, VOCAB, make_core, prompts, request, run
 
-METHODS = ("goose", "ptd")
+METHODS = ("goose", "ptd", "auto")
 SAMPLING = [
     {"temperature": 0.7, "seed": 5},
     {"temperature": 1.5, "seed": -3, "top_p": 0.8},

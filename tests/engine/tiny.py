@@ -55,7 +55,7 @@ FAMILIES = tuple(_EXTRA)
 
 
 @cache
-def tiny_model(family: str) -> transformers.PreTrainedModel:
+def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """A random model whose next token depends strongly on its context, so that texts vary."""
     torch.manual_seed(11)
     config = getattr(transformers, f"{family}Config")(**_SIZES, **_EXTRA[family])
@@ -67,17 +67,17 @@ def tiny_model(family: str) -> transformers.PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.12)
-    return model.eval().float()
+    return model.eval().to(dtype)
 
 
-def tiny_loaded(family: str) -> LoadedModel:
+def tiny_loaded(family: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     """The model as the loader would hand it over."""
-    model = tiny_model(family)
+    model = tiny_model(family, dtype)
     return LoadedModel(
         model=model,
         folder=Path("tiny"),
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=dtype,
         eos_token_ids=frozenset({EOS}),
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
@@ -89,16 +89,17 @@ def tiny_loaded(family: str) -> LoadedModel:
 def make_core(family: str = "Llama", tokenizer=None, **changes) -> EngineCore:
     """A core on a tiny model that checks its books after every step."""
     speculation = changes.pop("speculation", SpeculationConfig())
+    dtype = changes.pop("dtype", torch.float32)
     config = EngineConfig(
         model=ModelConfig("tiny", ModelSource(path=Path("tiny"))),
         speculation=speculation,
         check_invariants=True,
         **{"max_batch": 4, "prefill_chunk": 32} | changes,
     )
-    loaded = tiny_loaded(family)
+    loaded = tiny_loaded(family, dtype)
     runner = ModelRunner(loaded, config.max_batch, speculation.tree.budget)
     info = EngineInfo(
-        "tiny", loaded.architecture, "cpu", "float32", VOCAB, MAX_LEN, config.max_batch, (EOS,)
+        "tiny", loaded.architecture, "cpu", str(dtype), VOCAB, MAX_LEN, config.max_batch, (EOS,)
     )
     return EngineCore(config, runner, info, tokenizer)
 

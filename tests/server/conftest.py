@@ -18,9 +18,23 @@ from server.settings import ServerSettings
 from tests.server.fakes import FakeEngine, FakeTokenizer, cycle
 
 
-def build(engine: FakeEngine, settings: ServerSettings | None = None) -> FastAPI:
+def build(
+    engine: FakeEngine,
+    settings: ServerSettings | None = None,
+    tokenizer: FakeTokenizer | None = None,
+) -> FastAPI:
     """The app over a fake engine."""
-    return create_app(engine, FakeTokenizer(), SpeculationConfig(), settings)
+    return create_app(engine, tokenizer or FakeTokenizer(), SpeculationConfig(), settings)
+
+
+@contextlib.asynccontextmanager
+async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client whose requests go straight into a running app."""
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server") as http,
+    ):
+        yield http
 
 
 @pytest.fixture
@@ -32,12 +46,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client whose requests go straight into the app."""
-    app = build(engine)
-    transport = httpx.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://server") as http,
-    ):
+    async with client_of(build(engine)) as http:
         yield http
 
 
@@ -62,7 +71,7 @@ def serving(engine: FakeEngine, settings: ServerSettings | None = None) -> Itera
     app = build(engine, settings)
     config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -5,6 +5,7 @@ step as a tree gives them, cuts at EOS, stop ids, stop strings and max_tokens, o
 """
 
 import codecs
+import itertools
 import queue
 import threading
 import time
@@ -28,10 +29,10 @@ from engine.types import (
 EOS, BOS = 256, 257
 SPECIAL = {EOS: "<eos>", BOS: "<bos>"}
 PIECES = {
-    258: " the".encode(),
+    258: b" the",
     259: "🙂".encode()[:2],
     260: "🙂".encode()[2:],
-    261: "own f".encode(),
+    261: b"own f",
 }
 VOCAB = 270
 
@@ -41,8 +42,11 @@ Script = Callable[[Sequence[int], int], int]  # (prompt, index of the next token
 class FakeTokenizer:
     """Bytes are their own ids; a few pieces are longer or end inside a character."""
 
+    def __init__(self, adds_bos: bool = False) -> None:
+        self._adds_bos = adds_bos
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = []
+        ids: list[int] = [BOS] if self._adds_bos and add_special_tokens else []
         while text:
             special = next((i for i, name in SPECIAL.items() if text.startswith(name)), None)
             if special is not None:
@@ -79,7 +83,7 @@ class FakeTokenizer:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         roles = [message["role"] for message in messages]
-        if any(a == b == "user" for a, b in zip(roles, roles[1:], strict=False)):
+        if any(a == b == "user" for a, b in itertools.pairwise(roles)):
             raise RequestError("Conversation roles must alternate user/assistant", param="messages")
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
         return text + ("[assistant]" if add_generation_prompt else "")
@@ -127,7 +131,7 @@ def cycle(text: str) -> Script:
 class _Running:
     request: EngineRequest
     tokens: list[int] = field(default_factory=list)
-    stats: SpecStats = SpecStats()
+    stats: SpecStats = field(default_factory=SpecStats)
     first_token: float = 0.0
 
 
@@ -165,6 +169,8 @@ class FakeEngine:
         self._death: str | None = None
         self._draining = False
         self._last_step = time.monotonic()
+        self._step_stats: list[tuple[str, SpecStats]] = []
+        self._new_prompt_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -214,8 +220,8 @@ class FakeEngine:
                 request = self.waiting.pop(0)
                 self.running[request.request_id] = _Running(request)
             outputs = [*ended, *(self._step(r) for r in list(self.running.values()))]
-            self.fail_next = None
             if outputs:
+                self.fail_next = None
                 self._emit(self._step_outputs(outputs))
             self._last_step = time.monotonic()
             time.sleep(self.step_seconds if outputs else 0.001)
@@ -230,8 +236,6 @@ class FakeEngine:
             stats = [s for m, s in self._step_stats if m == method]
             if stats:
                 spec.append((method, sum(stats, SpecStats())))
-        self._step_stats: list[tuple[str, SpecStats]] = []
-        prompts = [o for o in outputs if o.num_cached_tokens == -1]
         return StepOutputs(
             outputs=tuple(outputs),
             spec=tuple(spec),
@@ -241,11 +245,8 @@ class FakeEngine:
             draft_seconds=0.001,
             forward_seconds=0.002,
             walk_seconds=0.001,
-            num_rows=len(outputs) + len(prompts),
+            num_rows=len(outputs),
         )
-
-    _step_stats: list[tuple[str, SpecStats]] = []
-    _new_prompt_tokens = 0
 
     def _drain(self) -> list[EngineOutput]:
         self._step_stats, self._new_prompt_tokens = [], 0
@@ -327,9 +328,8 @@ class FakeEngine:
             return FinishReason.STOP, None
         if tokens and tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP, tokens[-1]
-        text = self._tokenizer.decode(tokens)
         for stop in sampling.stop:
-            if stop in text:
+            if stop in self._tokenizer.decode(tokens):
                 return FinishReason.STOP, stop
         total = len(state.request.prompt_token_ids) + len(tokens)
         if len(tokens) >= sampling.max_tokens or total >= self._info.max_model_len:

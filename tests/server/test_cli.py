@@ -130,6 +130,27 @@ def test_config_show_names_what_set_each_key(tmp_path: Path) -> None:
     assert (again.server.port, again.engine.max_batch) == (9, 3)
 
 
+def test_scripts_without_python_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("setup", "serve", "test"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+        (tmp_path / "scripts" / name).chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    for name in ("serve", "test"):
+        done = subprocess.run(
+            [tmp_path / "scripts" / name],
+            env={"PATH": os.environ["PATH"], "PYTHON": "/no/such/python"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("scripts/setup: needs Python 3.11 or newer with its venv module")
+
+
 def test_the_config_may_come_from_the_environment() -> None:
     done = treeline("config", "show", TREELINE_CONFIG="qwen3-8b")
     assert "name: Qwen3-8B" in done.stdout

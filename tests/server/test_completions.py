@@ -289,7 +289,7 @@ class TestSeeds:
 
 
 class TestSpeculation:
-    """The extension: chosen per request, bounded by the model's configuration, reported truthfully."""
+    """The extension: chosen per request, bounded by the configuration, reported truthfully."""
 
     async def test_plan(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         wish = {"method": "ptd", "width": 2, "depth": 3, "budget": 9}

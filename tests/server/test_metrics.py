@@ -6,6 +6,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import METHODS
+from tests.server.conftest import wait_until
 from tests.server.fakes import FakeEngine, cycle
 from tests.server.sse import complete
 
@@ -82,8 +83,7 @@ async def test_load_is_read_at_scrape_time(client: httpx.AsyncClient, engine: Fa
     engine.gate.clear()
     body = {"model": "fake/model", "prompt": ["x"] * 12}
     task = asyncio.create_task(client.post("/v1/completions", json=body))
-    while len(engine.requests) < 12:
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(wait_until, lambda: len(engine.requests) == 12)
     samples = await scrape(client)
     assert samples["treeline_num_requests_waiting", MODEL] == 12
     engine.gate.set()

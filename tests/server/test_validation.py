@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import METHODS
 from server.settings import ServerSettings
-from tests.server.conftest import build
+from tests.server.conftest import build, client_of
 from tests.server.fakes import VOCAB, FakeEngine, cycle
 from tests.server.sse import complete
 
@@ -257,12 +257,7 @@ class TestBodies:
 
     async def test_too_large(self) -> None:
         engine = FakeEngine(cycle("a"))
-        app = build(engine, ServerSettings(max_body_bytes=1024))
-        transport = httpx.ASGITransport(app=app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://server") as http,
-        ):
+        async with client_of(build(engine, ServerSettings(max_body_bytes=1024))) as http:
             big = {**OK, "prompt": "x" * 2000}
             error = check_error(await http.post("/v1/completions", json=big), 413)
             assert error["code"] == "request_too_large"

@@ -58,11 +58,11 @@ def test_later_passes_win():
     assert ids(adjacency, 1, 2) == [5, 6]
 
 
-def test_the_first_token_of_a_text_has_no_pair():
+def test_the_start_of_a_text_is_a_previous_token_like_others():
     adjacency = Adjacency(2, 100)
-    adjacency.observe([-1, 3], [3, 4], rows([7, 8], [5, 6]))
-    assert ids(adjacency, -1, 3) == ids(adjacency, 9, 3) == [7, 8]
-    assert ids(adjacency, 3, 4) == [5, 6]
+    adjacency.observe([-1, 3], [3, 3], rows([7, 8], [5, 6]))
+    assert ids(adjacency, -1, 3) == [7, 8]
+    assert ids(adjacency, 3, 3) == ids(adjacency, 9, 3) == [5, 6]
 
 
 def test_an_empty_pass_teaches_nothing():

@@ -131,6 +131,12 @@ def test_overtaken_spine_nodes_without_an_heir_leave() -> None:
     assert shape(tree.spine) == {6: {7: {}}}
 
 
+def test_of_two_equal_heirs_the_first_stays() -> None:
+    tree = planted([1, 5, 6], [2, 5, 7])
+    tree.overtake([1, 2])
+    assert shape(tree.spine) == {5: {6: {}}}
+
+
 def test_overtaking_repeated_tokens_follows_the_path_only() -> None:
     tree = planted([1, 3])
     tree.overtake([1, 1, 3])

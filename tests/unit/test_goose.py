@@ -258,20 +258,28 @@ def test_the_spine_rate_is_a_moving_average_of_accepted_shares():
     assert drafter._spine_rate == pytest.approx(0.7 * 0.5 + 0.3 * 2 / 5)
 
 
-def test_rejected_rows_are_harvested():
-    live = [1, 2, 3, 4, 5, 1, 2, 3]
+def test_committed_tokens_are_copied_from():
+    live = [1, 2, 3]
     drafter = goose(live)
-    tree = drafter.draft(replace(ROOMY, depth=2))
+    tree = drafter.draft(ROOMY)
+    rows = Rows(np.zeros((1, 10), np.int64), np.zeros((1, 10), np.float32))
+    live += [7, 8, 1, 2, 3]
+    drafter.observe(StepResult(tree, rows, [], [7, 8, 1, 2, 3]))
+    assert drafter.draft(ROOMY).token_ids[1:6] == [7, 8, 1, 2, 3]
+
+
+def test_rejected_rows_are_harvested_under_their_own_parents():
+    live = [1, 2, 3, 4, 5, 6, 5, 1, 2, 3]
+    drafter = goose(live)
+    tree = drafter.draft(replace(ROOMY, depth=4))
     ids = np.arange(10) + 100 * np.arange(len(tree))[:, None]
     rows = Rows(ids, np.zeros((len(tree), 10), np.float32))
     live.append(77)
     drafter.observe(StepResult(tree, rows, [], [77]))
-    known = drafter._adjacency.successors(4, 5)  # the second node, never accepted
-    assert known is not None
-    assert known[0] == list(range(200, 210))
-    anchor = drafter._adjacency.successors(2, 3)
-    assert anchor is not None
-    assert anchor[0] == list(range(10))
+    for row, pair in enumerate([(2, 3), (3, 4), (4, 5), (5, 6), (6, 5)]):  # none was accepted
+        known = drafter._adjacency.successors(*pair)
+        assert known is not None
+        assert known[0] == list(range(100 * row, 100 * row + 10))
 
 
 def test_output_equals_plain_decoding_and_needs_fewer_steps():

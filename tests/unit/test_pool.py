@@ -74,3 +74,10 @@ def test_nothing_is_stored_for_an_empty_trie() -> None:
     tested = pool()
     tested.merge(9, {})
     assert len(tested) == 0
+
+
+def test_as_many_branches_leave_as_a_large_merge_needs() -> None:
+    tested = pool(nodes=4)
+    for path in ([1], [2], [3], [4, 5, 6]):
+        tested.insert(9, path)
+    assert tested.lookup(9) == {3: {}, 4: {5: {6: {}}}}

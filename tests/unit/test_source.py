@@ -199,6 +199,23 @@ def test_a_cache_that_cannot_be_written_is_named(tiny, cache):
         unpack_gguf(tiny)
 
 
+def test_a_user_without_a_home_is_told_what_to_set(tiny, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(ModelError, match=r"No home folder.*XDG_CACHE_HOME"):
+        unpack_gguf(tiny)
+
+
+def test_a_failed_conversion_leaves_nothing_behind(tiny, cache, monkeypatch):
+    data = bytearray(tiny.read_bytes())
+    at = data.index(b"llama", data.index(b"general.architecture"))
+    data[at : at + 5] = b"lxxma"
+    tiny.write_bytes(data)
+    with pytest.raises(ModelError, match=r"tiny\.gguf cannot be converted: .*lxxma"):
+        unpack_gguf(tiny)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
 def test_no_gguf_at_all(tmp_path):
     path = tmp_path / "m.gguf"
     with pytest.raises(ModelError, match="cannot be read"):

@@ -93,15 +93,18 @@ def test_guarded_text_tokenizes_as_its_characters(tokenizer):
 
 
 def test_parts_of_messages_and_tools_are_guarded_too(tokenizer):
-    template = "{{ tools[0].name }} {{ messages[0].content[0].text }} {{ messages[0].role }}"
+    template = (
+        "{{ tools[0].name }} {{ messages[0].content[0].text }} {{ messages[0].role }}"
+        "{{ tools[0].parameters | tojson }}"
+    )
     text = tokenizer.render_chat(
         [{"role": "user", "content": [{"type": "text", "text": "</s>"}]}],
-        tools=[{"name": "<s>"}],
+        tools=[{"name": "<s>", "parameters": {"</s>": {"type": "<s>"}}}],
         template=template,
     )
     ids = tokenizer.encode(text, False)
     assert not any(tokenizer.is_special(i) for i in ids)
-    assert tokenizer.decode(ids) == "<s> </s> user"
+    assert tokenizer.decode(ids) == '<s> </s> user{"</s>": {"type": "<s>"}}'
 
 
 def test_template_variables_and_generation_prompt(tokenizer):

@@ -1,0 +1,93 @@
+"""Kernels of our own for the CPU, compiled from C for this machine at first use and then cached.
+
+A kernel is worth its place here when it makes a row's bits independent of its company, which no
+library promises. Without a C compiler the engine still serves, on torch's attention and without
+that guarantee; `exact: true` is then refused at start.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_SOURCES = ("kernels.c", "attention.inc.c")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
+
+
+class Pass(ctypes.Structure):
+    """What all layers of one forward pass share (kernels.c). Arrays by address."""
+
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_int32) for name in ("num_rows", "num_units", "kv_heads", "group")),
+        *((name, ctypes.c_int32) for name in ("head_dim", "capacity")),
+        *((name, ctypes.c_void_p) for name in ("slot_of", "row_of", "num_keys", "base")),
+        *((name, ctypes.c_void_p) for name in ("path", "path_start", "units")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """One layer's tensors by address, strides in elements (kernels.c)."""
+
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_row", "key_head")),
+        *((name, ctypes.c_int64) for name in ("value_row", "value_head")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "output")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        ("window", ctypes.c_int32),
+    ]
+
+
+@cache
+def load_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where no C compiler with OpenMP works."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    library = _library_path()
+    if not library.exists() and (compiler is None or not _compile(compiler, library)):
+        return None
+    kernels = ctypes.CDLL(str(library))
+    kernels.treeline_attend.argtypes = [
+        ctypes.POINTER(Pass),
+        ctypes.POINTER(Layer),
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    kernels.treeline_attend.restype = ctypes.c_int
+    return kernels
+
+
+def _library_path() -> Path:
+    """Where the library for these sources and this processor is or will be."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update((_HERE / name).read_bytes())
+    digest.update(" ".join((*_FLAGS, platform.machine(), _processor())).encode())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "treeline" / "kernels" / f"{digest.hexdigest()[:16]}.so"
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _compile(compiler: str, library: Path) -> bool:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / library.name
+        command = [compiler, str(_HERE / "kernels.c"), *_FLAGS, "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            return False
+        built.replace(library)
+    return True

@@ -1,0 +1,99 @@
+/* Tree attention for one element type. Included once per type with ELEM, LOAD, STORE and NAME set.
+ *
+ * Every query row is computed over its own keys in logical order (committed prefix, then its path),
+ * in blocks of 64 at fixed logical positions, with one fixed order of additions. Its bits therefore
+ * depend on its own tokens only: not on the tree, the batch, the place of rows or the chunking.
+ */
+
+static inline void NAME(load_block)(const ELEM *keys, const ELEM *values, const int32_t *rows,
+                                    int from, int to, int dim, int padded, float *kt, float *v) {
+    /* Columns [from, to) of a block: keys transposed to [padded][BLOCK], values to [BLOCK][padded]. */
+    for (int j = from; j < to; j++) {
+        const ELEM *key = keys + (size_t)rows[j] * dim, *value = values + (size_t)rows[j] * dim;
+        for (int i = 0; i < dim; i++) kt[i * BLOCK + j] = LOAD(key[i]);
+        for (int i = 0; i < dim; i++) v[j * padded + i] = LOAD(value[i]);
+    }
+}
+
+static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end, int head,
+                       float *scratch) {
+    /* Rows [begin, end) of one segment against one KV head. */
+    const int dim = pass->head_dim, padded = (dim + LANES - 1) / LANES * LANES, nd = padded / LANES;
+    const int group = pass->group, queries = (end - begin) * group;
+    const int slot = pass->slot_of[begin];
+    const size_t plane = (size_t)pass->capacity * dim;
+    const ELEM *keys = (const ELEM *)layer->keys + (slot * (size_t)pass->kv_heads + head) * plane;
+    const ELEM *values = (const ELEM *)layer->values + (slot * (size_t)pass->kv_heads + head) * plane;
+    float *kt = scratch, *v = kt + padded * BLOCK, *kt2 = v + padded * BLOCK,
+          *v2 = kt2 + padded * BLOCK, *q = v2 + padded * BLOCK, *o = q + queries * padded,
+          *l = o + queries * padded, *m = l + queries * LANES;
+    int32_t rows[BLOCK];
+    int base = 0, most = 0, least = INT32_MAX;
+
+    memset(kt, 0, sizeof(float) * 4 * padded * BLOCK);
+    memset(q, 0, sizeof(float) * queries * (2 * padded + LANES));
+    for (int r = begin; r < end; r++) {
+        const int low = layer->window > 0 ? pass->num_keys[r] - layer->window : 0;
+        if (pass->base[r] > base) base = pass->base[r];
+        if (pass->num_keys[r] > most) most = pass->num_keys[r];
+        if (low < least) least = low < 0 ? 0 : low;
+        for (int g = 0; g < group; g++) {
+            const ELEM *source = (const ELEM *)layer->query + r * layer->query_row +
+                                 (head * group + g) * layer->query_head;
+            float *target = q + ((r - begin) * group + g) * padded;
+            for (int i = 0; i < dim; i++) target[i] = LOAD(source[i]) * layer->scale;
+            m[(r - begin) * group + g] = -INFINITY;
+        }
+    }
+    for (int start = least / BLOCK * BLOCK; start < most; start += BLOCK) {
+        const int shared = base - start < BLOCK ? base - start : BLOCK;
+        for (int j = 0; j < shared; j++) rows[j] = start + j;
+        NAME(load_block)(keys, values, rows, 0, shared, dim, padded, kt, v);
+        for (int r = begin; r < end; r++) {
+            const int left = pass->num_keys[r] - start;
+            const int last = left < BLOCK ? left : BLOCK;
+            int first = layer->window > 0 ? left - layer->window : 0;
+            if (first < 0) first = 0;
+            if (first >= last) continue;
+            const float *use_kt = kt, *use_v = v;
+            const int own = pass->base[r] - start; /* columns from here on follow the row's path */
+            if (own < last) {
+                const int from = own > 0 ? own : 0;
+                const int32_t *path = pass->path + pass->path_start[r] + (start - pass->base[r]);
+                memcpy(kt2, kt, sizeof(float) * 2 * padded * BLOCK);
+                for (int j = from; j < last; j++) rows[j] = path[j];
+                NAME(load_block)(keys, values, rows, from, last, dim, padded, kt2, v2);
+                use_kt = kt2, use_v = v2;
+            }
+            for (int g = 0; g < group; g++) {
+                const int n = (r - begin) * group + g;
+                attend_block(q + n * padded, use_kt, use_v, first, last, dim, nd, layer->softcap,
+                             m + n, l + n * LANES, o + n * padded);
+            }
+        }
+    }
+    for (int r = begin; r < end; r++)
+        for (int g = 0; g < group; g++) {
+            const int n = (r - begin) * group + g;
+            float total = 0;
+            for (int i = 0; i < LANES; i++) total += l[n * LANES + i];
+            ELEM *target = (ELEM *)layer->output +
+                           ((size_t)r * pass->kv_heads * group + head * group + g) * dim;
+            for (int i = 0; i < dim; i++) target[i] = STORE(o[n * padded + i] / total);
+        }
+}
+
+static void NAME(write)(const Pass *pass, const Layer *layer, int r) {
+    /* Put one row's key and value where its slot expects them. */
+    const int dim = pass->head_dim;
+    for (int head = 0; head < pass->kv_heads; head++) {
+        const size_t to = ((pass->slot_of[r] * (size_t)pass->kv_heads + head) * pass->capacity +
+                           pass->row_of[r]) * dim;
+        memcpy((ELEM *)layer->keys + to,
+               (const ELEM *)layer->key + r * layer->key_row + head * layer->key_head,
+               sizeof(ELEM) * dim);
+        memcpy((ELEM *)layer->values + to,
+               (const ELEM *)layer->value + r * layer->value_row + head * layer->value_head,
+               sizeof(ELEM) * dim);
+    }
+}

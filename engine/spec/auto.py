@@ -1,0 +1,207 @@
+"""Treeline's own method: every source at once, calibrated, at one price per node.
+
+Copies, the target's earlier answers and what an exploration tree has walked ahead are right in
+different places. Each names tokens; calibration tells what each naming is worth here and now; the
+most probable paths become the tree, as many as pay for their rows.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from engine.config import AutoConfig
+from engine.spec.adjacency_source import AdjacencySource, Tail
+from engine.spec.calibrator import SHIFT
+from engine.spec.context_source import ContextSource
+from engine.spec.context_trie import ContextTrie, Point
+from engine.spec.draft_tree import DraftNode, DraftTree
+from engine.spec.drafter import DraftLimits, Needs, Rows, StepResult
+from engine.spec.planner import Planner
+from engine.spec.pool import Pool
+from engine.spec.pool_source import PoolSource
+from engine.spec.priced_tree import PricedTree
+from engine.spec.step_cost import StepCost
+from engine.spec.token_source import NUM_SILENT, TokenSource
+from engine.spec.tree import EXPLORE, TokenTree
+from engine.types import SpeculationPlan
+
+_POOL_SOURCE = 2  # its place among the sources
+_POOL_NODES, _POOL_KEYS, _POOL_DEPTH = 60, 8192, 8
+_ASSUMED_SLOPE = 0.02
+
+
+class Auto:
+    """The drafter of one request. What it shares with others is its planner's.
+
+    Until `join` it has a planner of its own, with an assumed cost.
+    """
+
+    def __init__(
+        self, plan: SpeculationPlan, config: AutoConfig, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._plan = plan
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._planner: Planner | None = None
+        self._next: TokenTree | None = None
+        self.begin(())
+
+    def join(self, planner: Planner) -> None:
+        """Draft under `planner` from now on. Called before `begin`."""
+        self._planner = planner
+
+    @property
+    def planner(self) -> Planner:
+        """Who decides how many nodes are drafted."""
+        if self._planner is None:
+            self._planner = Planner(self._config, StepCost.sloped(_ASSUMED_SLOPE))
+        return self._planner
+
+    @property
+    def needs(self) -> Needs:
+        """The best tokens of every row, the prompt's included."""
+        return Needs(top_k=self._config.width, prompt_rows=True)
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Start a request with what its planner's cache holds and nothing else."""
+        config = self._config
+        self._tokens = token_ids
+        self._num_prompt_tokens = len(token_ids)
+        self._trie = ContextTrie(token_ids, config.order)
+        self._adjacency = AdjacencySource(config.width, config.max_rows)
+        self._sources: list[TokenSource] = [ContextSource(self._trie), self._adjacency]
+        self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
+        self._draft_tree = DraftTree(
+            config.explore_width, config.explore_depth, config.max_explored
+        )
+        self._explored: list[DraftNode] = []
+        if config.explore:
+            self._sources.append(PoolSource(self._pool, lambda: self._tokens))
+        if config.cache_scope is not None and self.planner.cache is not None:
+            for trie in self.planner.cache.tries:
+                self._sources.append(ContextSource(trie, partial(self._match_in, trie)))
+        self._grown: PricedTree | None = None
+        self._next = None
+
+    def _match_in(self, trie: ContextTrie) -> list[Point]:
+        return trie.find(self._tokens)
+
+    def finish(self) -> None:
+        """The request has ended: hand its answer to the cache, if there is one."""
+        cache = self._planner.cache if self._planner else None
+        if cache is not None and len(self._tokens) > self._num_prompt_tokens:
+            cache.add(self._tokens[self._num_prompt_tokens :])
+
+    def observe_prompt(self, start: int, rows: Rows) -> None:
+        """Learn what the target would say after each prompt token."""
+        padded = [-1, -1, *self._tokens[: start + len(rows.token_ids)]]
+        self._adjacency.observe(
+            [(padded[i], padded[i + 1], padded[i + 2]) for i in range(start, len(padded) - 2)],
+            rows,
+        )
+
+    # Drafting. The planner calls grow and keep.
+
+    def draft(self, limits: DraftLimits) -> TokenTree:
+        """The tree of the planner's last plan, or of a plan for this request alone."""
+        if self._next is None:
+            self.planner.plan([(self, limits)])
+        tree, self._next = self._next, None
+        assert tree is not None
+        return tree
+
+    def grow(self, limits: DraftLimits) -> PricedTree:
+        """A fresh tree to take nodes from."""
+        plan = self._plan
+        limits = DraftLimits(
+            min(limits.width, plan.width),
+            min(limits.depth, plan.depth),
+            limits.explore_depth,
+            min(limits.budget, plan.budget),
+        )
+        self._limits = limits
+        self._adjacency.start(self._tail(len(self._tokens) - 1))
+        exploration = (0, 0.0)
+        if self._config.explore and limits.depth > 0:
+            offered = min(max(len(self._draft_tree), 1), self._config.max_explored)
+            exploration = (offered, self.planner.exploration.per_node)
+        self._grown = PricedTree(self._sources, self.planner.calibrator, limits, exploration)
+        return self._grown
+
+    def keep(self, size: int) -> float:
+        """Make the next tree of the first `size` nodes; the tokens it is expected to give."""
+        assert self._grown is not None
+        tree, num_explored, tokens = self._grown.build(size)
+        tree.token_ids[0] = self._tokens[-1]
+        self._explored = self._draft_tree.add_to(tree, num_explored, self._limits.explore_depth)
+        self._next = tree
+        self._num_offered = num_explored
+        return tokens
+
+    # Learning.
+
+    def observe(self, result: StepResult) -> None:
+        """Score every candidate of every committed position, then take in what is new."""
+        if self._grown is not None:
+            self._score(self._grown, result)
+        self._learn_rows(result)
+        self._trie.update()
+        if self._num_offered:
+            self._explore(result)
+
+    def _score(self, grown: PricedTree, result: StepResult) -> None:
+        calibrator = self.planner.calibrator
+        gained = 0
+        is_gain = False
+        for node, truth in zip((0, *result.path), result.new_token_ids, strict=True):
+            for token, key in grown.candidates(node):
+                is_hit = token == truth
+                calibrator.observe(key, is_hit)
+                if is_hit:
+                    is_gain = is_gain or _only_pool(key)
+            gained += is_gain
+        if self._config.explore:
+            gained = max(0, gained - 1) if is_gain else 0
+            self.planner.exploration.observe(gained, result.tree.num_explored_tokens)
+
+    def _learn_rows(self, result: StepResult) -> None:
+        """Rows of explored nodes first, so that those that saw the true text overwrite them."""
+        tree, rows = result.tree, result.rows
+        anchor = len(self._tokens) - len(result.new_token_ids) - 1
+        tails: list[Tail] = [self._tail(anchor)]
+        for token, parent in zip(tree.token_ids[1:], tree.parents[1:], strict=True):
+            above = tails[parent]
+            tails.append((above[1], above[2], token))
+        self._adjacency.observe(tails[::-1], Rows(rows.token_ids[::-1], rows.logits[::-1]))
+
+    def _explore(self, result: StepResult) -> None:
+        """One step of the draft tree: feed the pool, grow and prune."""
+        draft_tree = self._draft_tree
+        answers: list[int] = result.rows.token_ids[:, 0].tolist()
+        kinds = result.tree.kinds
+        explored = [answer for answer, kind in zip(answers, kinds, strict=True) if kind == EXPLORE]
+        for node, answer in zip(self._explored, explored, strict=True):
+            node.prediction = answer
+        for _, token, trie in draft_tree.subtrees(result.tree.token_ids[0]):
+            self._pool.merge(token, trie)
+        draft_tree.attach()
+        draft_tree.refill(answers[0])
+        draft_tree.step_and_prune()
+        draft_tree.drop_endings(self._eos_token_ids)
+        draft_tree.trim()
+
+    def _tail(self, index: int) -> Tail:
+        """The three tokens that end at `index`."""
+        tokens = self._tokens
+        return (
+            tokens[index - 2] if index > 1 else -1,
+            tokens[index - 1] if index > 0 else -1,
+            tokens[index],
+        )
+
+
+def _only_pool(key: int) -> bool:
+    """Whether the pool named a candidate and no other source did."""
+    mask = (1 << SHIFT) - 1
+    codes = [key >> shift & mask for shift in range(0, 5 * SHIFT, SHIFT)]
+    named = [source for source, code in enumerate(codes) if code >= NUM_SILENT]
+    return named == [_POOL_SOURCE]

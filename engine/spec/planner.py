@@ -1,0 +1,100 @@
+"""What `auto` shares between requests: the calibrator, the cost table, the price, the cache.
+
+One planner serves one engine. Before a step it splits the step's nodes among all requests at one
+price; after it, it compares what it expected with what came.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.config import AutoConfig
+from engine.spec.adjacency_source import AdjacencySource
+from engine.spec.answer_cache import AnswerCache
+from engine.spec.budget import split
+from engine.spec.calibrator import Calibrator
+from engine.spec.context_source import ContextSource
+from engine.spec.drafter import DraftLimits
+from engine.spec.exploration_worth import ExplorationWorth
+from engine.spec.pool_source import PoolSource
+from engine.spec.step_cost import StepCost
+from engine.spec.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from engine.spec.auto import Auto
+
+_DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
+_FAR = 64  # nodes between the sizes looked at beyond the cost table
+
+
+class Planner:
+    """Plans the steps of one engine.
+
+    `price`: tokens per second that a node must promise per second that it costs, as of the last
+    plan. `predicted_tokens`: what the last plan's requests were expected to give together.
+    """
+
+    def __init__(self, config: AutoConfig, cost: StepCost) -> None:
+        """`config.cost_slope`, if set, replaces `cost` by a fixed table that charges no drafting."""
+        slope = config.cost_slope
+        self.config = config
+        self.cost = cost if slope is None else StepCost.sloped(slope, is_fixed=True)
+        priors = [ContextSource.priors, AdjacencySource.priors]
+        if config.explore:
+            priors.append(PoolSource.priors)
+        self.cache: AnswerCache | None = None
+        if config.cache_scope is not None:
+            self.cache = AnswerCache(config.cache_scope, config.order, config.cache_tokens)
+            priors += [ContextSource.priors, ContextSource.priors]
+        self.calibrator = Calibrator(priors, config.prior_weight, config.half_life)
+        self.exploration = ExplorationWorth()
+        self.price = 0.0
+        self.predicted_tokens = 0.0
+        self._watchdog = Watchdog()
+        self._node_seconds = 0.0  # drafting, per node
+        self._num_trees = self._num_nodes = 0  # of the last plan
+
+    def plan(self, drafters: Sequence[tuple["Auto", DraftLimits]], other_rows: int = 0) -> None:
+        """Give each drafter its next tree.
+
+        `other_rows`: rows of the same step that are computed anyway. They move the place on the
+        cost curve at which nodes are bought, not what the requests are compared with.
+        """
+        trees = [drafter.grow(limits) for drafter, limits in drafters]
+        base = len(trees) + other_rows
+        offset = self.cost(base) - self.cost(len(trees))
+
+        def cost(nodes: int) -> float:
+            return self.cost(base + nodes) - offset + nodes * self._node_seconds
+
+        most = sum(limits.budget for _, limits in drafters)
+        result = split(trees, cost, self._edges(base, most), self._watchdog.factor)
+        self.price = result.price
+        self.predicted_tokens = 0.0
+        self._num_trees, self._num_nodes = len(trees), sum(result.sizes)
+        for (drafter, _), size in zip(drafters, result.sizes, strict=True):
+            self.predicted_tokens += drafter.keep(size)
+
+    def observe(self, tokens: int, rows: int, forward_seconds: float, draft_seconds: float) -> None:
+        """Learn from a step that held the last plan's trees and nothing else.
+
+        `tokens`: what its requests were given together.
+        """
+        if not self._num_trees:
+            return
+        self.cost.observe(rows, forward_seconds)
+        if self.cost.is_fixed:
+            return
+        if self._num_nodes:
+            per_node = draft_seconds / self._num_nodes
+            self._node_seconds += _DRAFT_RATE * (per_node - self._node_seconds)
+        if self.config.watchdog:
+            seconds = forward_seconds + draft_seconds
+            plain = self.cost(self._num_trees)
+            self._watchdog.observe(tokens, seconds, self._num_trees, plain, self._num_nodes)
+
+    def _edges(self, base: int, most: int) -> list[int]:
+        """Numbers of nodes that fill the step up to a measured size."""
+        edges = [0, *(size - base for size in self.cost.sizes if size > base)]
+        while edges[-1] < most:
+            edges.append(edges[-1] + _FAR)
+        return edges

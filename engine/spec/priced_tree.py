@@ -1,0 +1,141 @@
+"""The most probable paths of one request, in order: every prefix is the best tree of its size.
+
+A tree gains 1 + sum of P(v) tokens, P(v) being the probability that the target's own continuation
+starts with v's path. A parent's P is never below its child's, so taking nodes by falling P always
+gives a tree, and no tree of that size gains more.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
+
+from engine.spec.calibrator import SHIFT, Calibrator
+from engine.spec.drafter import DraftLimits
+from engine.spec.token_source import State, TokenSource
+from engine.spec.tree import EXPLORE, TokenTree
+
+_LEAST = 1e-4  # path probability below which nothing is worth a row at any price
+Scored = tuple[int, int]  # token, key
+
+
+class PricedTree:
+    """One request's nodes, grown best first. Node 0 is the anchor.
+
+    `peek` tells the worth of the next node and `take` takes it. Exploration nodes stand in the same
+    line, each worth `explore_worth` tokens.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[TokenSource],
+        calibrator: Calibrator,
+        limits: DraftLimits,
+        exploration: tuple[int, float] = (0, 0.0),
+    ) -> None:
+        """`exploration`: number of nodes on offer, and the worth of each, in tokens."""
+        self._sources = sources
+        self._calibrator = calibrator
+        self._limits = limits
+        self._explore_left, self._explore_worth = exploration
+        self._states: list[tuple[State, ...]] = [tuple(source.anchor() for source in sources)]
+        self._worths = [1.0]
+        self._depths = [0]
+        self._nodes: list[tuple[int, int]] = [(-1, -1)]  # parent, token
+        self._children: list[list[tuple[float, int]] | None] = [None]  # unopened: None
+        self._scored: list[list[Scored]] = [[]]
+        self._heap: list[tuple[float, int, int]] = []  # -worth, parent, rank
+        self.taken: list[bool] = []  # in order: whether it was an exploration node
+        self._open(0)
+
+    def __len__(self) -> int:
+        """Nodes taken so far, the anchor not counted."""
+        return len(self.taken)
+
+    def peek(self) -> float:
+        """Expected tokens that the next node adds; 0 if there is none left."""
+        if len(self.taken) >= self._limits.budget:
+            return 0.0
+        best = -self._heap[0][0] if self._heap else 0.0
+        if self._explore_left and self._explore_worth > best:
+            return self._explore_worth
+        return best
+
+    def take(self) -> None:
+        """Add the next node."""
+        if self._explore_left and self._explore_worth > (-self._heap[0][0] if self._heap else 0.0):
+            self._explore_left -= 1
+            self.taken.append(True)
+            return
+        negative, parent, rank = self._heap[0]
+        siblings = self._children[parent]
+        assert siblings is not None
+        following = rank + 1
+        worth = self._worths[parent] * siblings[following][0] if following < len(siblings) else 0.0
+        if worth >= _LEAST:
+            heapreplace(self._heap, (-worth, parent, following))
+        else:
+            heappop(self._heap)
+        node = len(self._nodes)
+        self.taken.append(False)
+        self._nodes.append((parent, siblings[rank][1]))
+        self._worths.append(-negative)
+        self._depths.append(self._depths[parent] + 1)
+        self._children.append(None)
+        self._scored.append([])
+        self._states.append(())
+        if self._depths[node] < self._limits.depth:
+            self._follow(node)
+            self._open(node)
+
+    def build(self, size: int) -> tuple[TokenTree, int, float]:
+        """The tree of the first `size` taken nodes without the explored ones, their number, and
+        the tokens it is expected to give, the bonus included."""
+        num_explored = sum(self.taken[:size])
+        tree = TokenTree.anchored(-1)
+        tokens = 1.0
+        for node in range(1, size - num_explored + 1):
+            tree.add(*self._nodes[node])
+            tokens += self._worths[node]
+        return tree, num_explored, tokens
+
+    def candidates(self, node: int) -> list[Scored]:
+        """All that the sources name at `node`, with their keys, taken or not."""
+        if self._children[node] is None:
+            self._follow(node)
+            self._open(node)
+        return self._scored[node]
+
+    def _follow(self, node: int) -> None:
+        parent, token = self._nodes[node]
+        if not self._states[parent]:
+            self._follow(parent)
+        self._states[node] = tuple(
+            source.advance(state, token)
+            for source, state in zip(self._sources, self._states[parent], strict=True)
+        )
+
+    def _open(self, node: int) -> None:
+        """Ask all sources, calibrate, and put the best child in line."""
+        base, shift = 0, 0
+        proposals = []
+        for source, state in zip(self._sources, self._states[node], strict=True):
+            silent, found = source.propose(state)
+            base |= silent << shift
+            proposals.append((found, silent, shift))
+            shift += SHIFT
+        keys: dict[int, int] = {}
+        for found, silent, shift in proposals:
+            for token, code in found:
+                keys[token] = keys.get(token, base) + ((code - silent) << shift)
+        probability = self._calibrator.probability
+        children = [(probability(key), token) for token, key in keys.items()]
+        children.sort(reverse=True)
+        total = sum([child[0] for child in children])
+        if total > 1.0:  # siblings exclude each other
+            children = [(p / total, token) for p, token in children]
+        self._scored[node] = list(keys.items())
+        del children[self._limits.width :]
+        self._children[node] = children
+        if children and self._depths[node] < self._limits.depth:
+            worth = self._worths[node] * children[0][0]
+            if worth >= _LEAST:
+                heappush(self._heap, (-worth, node, 0))

@@ -1,0 +1,104 @@
+"""bf16 on a CPU: a row's bits depend on its own tokens only, so speculation is bit-identical.
+
+The primitives are tested one by one as well: a library upgrade that breaks one shows here first.
+"""
+
+import random
+
+import pytest
+import torch
+
+from engine.model.native import load_kernels
+from engine.model.packing import PackedLinear, can_pack
+from engine.model.run_request import RunRequest
+from engine.model.runner import ModelRunner
+from engine.spec.drafter import Needs
+from engine.spec.tree import TokenTree
+from tests.engine.tiny import FAMILIES, VOCAB, make_core, prompts, request, run, tiny_loaded
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_kernels() -> None:
+    assert load_kernels() is not None, "the test machine has a C compiler"
+
+
+def bits(runner: ModelRunner, parts: list[RunRequest]) -> list[torch.Tensor]:
+    return [result.logits.clone() for result in runner.run(parts) if result]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_have_the_same_bits_in_any_company(family: str) -> None:
+    """One text, computed in one chunk, token by token, in odd chunks, and as tree nodes."""
+    rng = random.Random(3)
+    runner = ModelRunner(tiny_loaded(family, BF16), 3, 128)
+    text = [rng.randrange(VOCAB) for _ in range(150)]
+    needs = Needs(top_k=1)
+    other = RunRequest(2, 0, [9] * 11, TokenTree.chain([4, 5, 6]), needs)
+
+    expected = [
+        bits(runner, [RunRequest(0, place, [], TokenTree.anchored(token), needs)])[0][0]
+        for place, token in enumerate(text)
+    ]
+    place = 0
+    while place < len(text):
+        size = min(rng.choice([1, 3, 8, 30]), len(text) - place)
+        tree = TokenTree.chain(text[place : place + size])
+        for _ in range(rng.randint(0, 30)):
+            tree.add(rng.randrange(len(tree)), rng.randrange(VOCAB))
+        parts = [RunRequest(1, place, [], tree, needs)]
+        if rng.random() < 0.5:
+            parts.insert(0, other)
+        got = bits(runner, parts)[-1]
+        for offset in range(size):
+            assert torch.equal(got[offset], expected[place + offset])
+        place += size
+
+
+def test_a_node_off_the_first_branch_has_its_texts_bits() -> None:
+    rng = random.Random(6)
+    runner = ModelRunner(tiny_loaded("Llama", BF16), 2, 128)
+    text = [rng.randrange(VOCAB) for _ in range(90)]
+    needs = Needs(top_k=1)
+    tree = TokenTree.anchored(text[60])
+    node = 0
+    for token in text[61:]:
+        for _ in range(rng.randint(0, 3)):
+            tree.add(node, rng.randrange(VOCAB))
+        node = tree.add(node, token)
+    got = bits(runner, [RunRequest(0, 0, text[:60], tree, needs)])[0]
+    chain = bits(runner, [RunRequest(1, 0, [], TokenTree.chain(text), needs)])[0]
+    for index in range(len(tree)):
+        path = [tree.token_ids[n] for n in tree.path(index)]
+        if path == text[61 : 61 + len(path)]:
+            assert torch.equal(got[index], chain[60 + len(path)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 5}], ids=str)
+def test_speculation_is_bit_identical(family: str, sampling: dict) -> None:
+    """Alone and in a batch, after prefix reuse and chunked prefill."""
+    core = make_core(family, dtype=BF16)
+    some = [p * 3 for p in prompts(6, seed=41)]
+    plain = [run(core, [request(p, **sampling, max_tokens=60)])[0].token_ids for p in some]
+    for method in ("off", "goose", "ptd"):
+        together = run(core, [request(p, method, **sampling, max_tokens=60) for p in some])
+        assert [o.token_ids for o in together] == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("sizes", [(576, 1536), (1536, 576), (576, 49152), (48, 384)])
+def test_packed_linears_give_rows_the_same_bits(dtype: torch.dtype, sizes) -> None:
+    if not can_pack(dtype):
+        pytest.fail(f"no packed kernels for {dtype} on the test machine")
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(*sizes, bias=False).to(dtype)
+    packed = PackedLinear(linear)
+    rows = torch.randn(1, 64, sizes[0]).to(dtype)
+    with torch.inference_mode():
+        whole = packed(rows)
+        torch.testing.assert_close(whole, linear(rows), atol=2e-2, rtol=2e-2)
+        for count in (8, 9, 16, 31, 61):
+            assert torch.equal(packed(rows[:, :count]), whole[:, :count])
+            assert torch.equal(packed(rows[:, 3 : 3 + count]), whole[:, 3 : 3 + count])
