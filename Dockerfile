@@ -10,7 +10,7 @@
 #                    index, whose Linux x86-64 wheel of torch brings CUDA and gigabytes of libraries.
 #                    PyTorch's CPU index makes the cpu variant small, one of its CUDA indexes fits
 #                    the cuda variant to an older driver.
-#   BASE             any image with python3 >= 3.11, its venv module and the tools of useradd.
+#   BASE             a Debian image with python3 >= 3.11 and its venv module.
 #
 # There is no .dockerignore: every COPY names what it takes, and only that is sent to the builder.
 
@@ -50,6 +50,13 @@ ARG VARIANT=cpu
 LABEL org.opencontainers.image.title="Treeline" \
       org.opencontainers.image.description="OpenAI-compatible server that decodes with token trees" \
       org.opencontainers.image.licenses="Apache-2.0"
+# On a CPU the engine compiles its kernels for the machine that it runs on, at the first start.
+# hadolint ignore=DL3008
+RUN if [ "$VARIANT" = cpu ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
 # A number, so that a cluster can prove that it is not root.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /cache --shell /usr/sbin/nologin treeline \
     && install --directory --owner treeline --group treeline /cache

@@ -4,7 +4,9 @@ import time
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.errors import ModelError
 from engine.model.attention import NAME
+from engine.model.cost_probe import probe_step_cost
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.model.source import resolve_source
@@ -22,6 +24,11 @@ def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, 
     """Load the model and probe it. Runs on the thread that will step. Raises ModelError."""
     loaded = load_model(config.model, attn_implementation=NAME)
     runner = ModelRunner(loaded, config.max_batch, config.speculation.tree.budget)
+    if config.model.exact and not runner.is_exact:
+        raise ModelError(
+            f"model.exact: {loaded.dtype} on {loaded.device} gives rows bits that depend on their "
+            "company here (on a CPU it takes a C compiler with OpenMP: cc, gcc or clang)."
+        )
     info = EngineInfo(
         model_name=config.model.name,
         architecture=loaded.architecture,
@@ -31,6 +38,11 @@ def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, 
         max_model_len=loaded.max_model_len,
         max_batch=config.max_batch,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        is_exact=runner.is_exact,
         created=int(time.time()),
     )
-    return EngineCore(config, runner, info, tokenizer), info
+    auto = config.speculation.auto
+    cost = None
+    if auto.cost_slope is None:
+        cost = probe_step_cost(runner, config.model.name, auto.width)
+    return EngineCore(config, runner, info, tokenizer, cost), info

@@ -1,7 +1,7 @@
 """The border between the server and the engine: a protocol of plain data, and its threaded form.
 
-The server may call `add`, `abort` and `status` from any thread. The engine calls back once per step.
-Nothing else crosses, so a process could stand behind the same protocol.
+The server may call `add`, `abort` and `status` from any thread; the engine calls back once per
+step. Nothing else crosses, so a process could stand behind the same protocol.
 """
 
 import logging
@@ -98,7 +98,7 @@ class ThreadedEngine:
         """Load in the engine's thread and wait for it. Raises what `build` raises."""
         self._build = build
         self._inbox: SimpleQueue[_Add | _Abort | _Wake] = SimpleQueue()
-        self._on_step: OnStep = lambda outputs: None
+        self._on_step: OnStep = lambda _: None
         self._loaded = threading.Event()
         self._started = threading.Event()
         self._draining = threading.Event()
@@ -175,25 +175,25 @@ class ThreadedEngine:
             self._loop(core)
         except BaseException as error:
             log.critical("the engine has died", exc_info=error)
-            self._die(core, f"{type(error).__name__}: {error}")
+            self._die(f"{type(error).__name__}: {error}")
 
     def _loop(self, core: "EngineCore") -> None:
         while not self._stopping.is_set():
-            self._drain_inbox(core)
+            self._drain_inbox(core, may_wait=True)
             self._beat = time.monotonic()
             if core.has_work:
                 self._emit(core, core.step())
+        self._drain_inbox(core, may_wait=False)  # what came last is aborted like the rest
         for request_id in list(self._pending):
             core.abort(request_id)
         self._emit(core, StepOutputs(outputs=core.drain_ended()))
 
-    def _drain_inbox(self, core: "EngineCore") -> None:
+    def _drain_inbox(self, core: "EngineCore", *, may_wait: bool) -> None:
         """Apply all messages; wait for one, briefly, while there is nothing else to do."""
         while True:
+            waits = may_wait and not core.has_work
             try:
-                message = (
-                    self._inbox.get_nowait() if core.has_work else self._inbox.get(timeout=0.5)
-                )
+                message = self._inbox.get(timeout=0.5) if waits else self._inbox.get_nowait()
             except Empty:
                 return
             if isinstance(message, _Add):
@@ -201,7 +201,7 @@ class ThreadedEngine:
             elif isinstance(message, _Abort):
                 core.abort(message.request_id)
             else:
-                return
+                may_wait = False
 
     def _add(self, core: "EngineCore", request: EngineRequest) -> None:
         """Hand over a request; one that the core refuses ends alone."""
@@ -221,7 +221,7 @@ class ThreadedEngine:
                 self._pending.difference_update(ended)
         self._on_step(outputs)
 
-    def _die(self, core: "EngineCore", error: str) -> None:
+    def _die(self, error: str) -> None:
         """End every request that was ever accepted, exactly once, and say why."""
         with self._lock:
             self._error = error

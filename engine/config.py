@@ -59,6 +59,7 @@ class ModelConfig:
     dtype: Annotated[str, OneOf(("auto", "float32", "bfloat16", "float16"))] = "auto"
     device: Annotated[str, OneOf(("auto", "cpu", "cuda"))] = "auto"
     max_model_len: Count | None = None  # None: the model's own context
+    exact: bool = False  # refuse to start unless speculation is bit-identical to plain decoding
     trust_remote_code: bool = False
 
 
@@ -199,8 +200,8 @@ class AutoConfig:
     explore_depth: Count = 5
     max_explored: Count = 60  # exploration nodes per step
     watchdog: bool = True  # raise the price while drafting loses to plain decoding
-    cost_slope: Annotated[float, Range(0.0)] | None = None  # of a plain step per row; None: measured
-    cache_scope: str | None = None  # draft from other requests' answers in the scope of this name
+    cost_slope: Annotated[float, Range(0.0)] | None = None  # plain steps per row; None: measured
+    cache_scope: str | None = None  # draft from other requests' answers under this name; None: off
     cache_tokens: Count = 1_000_000  # of such answers; the oldest leave first
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class _Step:
 
 
 class EngineCore:
-    """Requests in, tokens out. Lives on one thread; owns the scheduler, the runner and all state."""
+    """Requests in, tokens out. Lives on one thread and owns the scheduler, runner and all state."""
 
     def __init__(
         self,
@@ -70,9 +70,7 @@ class EngineCore:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         slots = KvSlots(config.max_batch, reuse_prefixes=config.prefix_reuse)
         self._scheduler = Scheduler(slots, config.prefill_chunk)
-        self.planner = Planner(
-            config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE)
-        )
+        self.planner = Planner(config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE))
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
         self._ended: list[EngineOutput] = []  # ends outside a step: aborts
@@ -111,9 +109,7 @@ class EngineCore:
         if sampling.stop:
             if self._tokenizer is None:
                 raise ValueError("stop strings need a tokenizer")
-            scanner = StopScanner(
-                self._tokenizer, sampling.stop, sampling.skip_special_tokens
-            )
+            scanner = StopScanner(self._tokenizer, sampling.stop, sampling.skip_special_tokens)
         request = Request(source, drafter, scanner, self._eos_token_ids, self._info.max_model_len)
         self._requests[source.request_id] = request
         self._samplers[source.request_id] = Sampler(
@@ -297,9 +293,7 @@ class EngineCore:
             for logits, token_id in zip(result.prefix_logits, following, strict=False):
                 request.prompt_logprobs.append(token_logprob(logits, token_id, count))
 
-    def _decode(
-        self, request: Request, tree: TokenTree, result: RunResult, step: _Step
-    ) -> None:
+    def _decode(self, request: Request, tree: TokenTree, result: RunResult, step: _Step) -> None:
         """Walk the tree, commit the path, and emit."""
         now = time.monotonic()
         logprobs: list[TokenLogprob] = []
@@ -323,9 +317,7 @@ class EngineCore:
             step.outputs.append(self._release(request, outcome.token_ids, logprobs, known))
             return
         if request.drafter is not None:
-            request.drafter.observe(
-                StepResult(tree, result.rows, outcome.path, outcome.token_ids)
-            )
+            request.drafter.observe(StepResult(tree, result.rows, outcome.path, outcome.token_ids))
         step.outputs.append(self._output(request, outcome.token_ids, logprobs, known))
 
     def _walk(

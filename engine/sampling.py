@@ -101,7 +101,9 @@ class Sampler:
         self.params = params
         self._end_ids = torch.tensor(sorted(end_token_ids), dtype=torch.long, device=device)
         self._num_output = 0
-        self._bias_ids = torch.tensor([i for i, _ in params.logit_bias], dtype=torch.long).to(device)
+        self._bias_ids = torch.tensor([i for i, _ in params.logit_bias], dtype=torch.long).to(
+            device
+        )
         self._bias = torch.tensor([b for _, b in params.logit_bias], dtype=torch.float32).to(device)
         self._counts: Tensor | None = None
         self._seen: Tensor | None = None

@@ -183,4 +183,5 @@ class EngineInfo:
     max_model_len: int
     max_batch: int
     eos_token_ids: tuple[int, ...]
+    is_exact: bool = False  # a row's bits depend on its own tokens only (numerics of the backend)
     created: int = field(default=0)  # unix seconds

@@ -26,7 +26,10 @@ def create_app(
     speculation: SpeculationConfig,
     settings: ServerSettings | None = None,
 ) -> FastAPI:
-    """The HTTP front of a loaded engine. Its lifespan starts the engine and shuts it down."""
+    """The HTTP front of a loaded engine. Its lifespan starts the engine and shuts it down.
+
+    Raises ConfigError if the configured chat template cannot be read.
+    """
     settings = settings or ServerSettings()
     app = FastAPI(
         title="Treeline",

@@ -9,8 +9,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.api import (
+    ConfigError,
     EngineInfo,
     EngineRequest,
     RequestError,
@@ -68,10 +70,12 @@ class RequestConverter:
         speculation: SpeculationConfig,
         settings: ServerSettings,
     ) -> None:
+        """Raises ConfigError if the configured chat template cannot be read."""
         self._tokenizer = tokenizer
         self._info = info
         self._speculation = speculation
         self._settings = settings
+        self._template = _read_template(settings.chat_template)
 
     def completion(self, body: CompletionRequest, arrival: float) -> Job:
         """The job of a completion. Raises ApiError or RequestError naming the field."""
@@ -126,6 +130,7 @@ class RequestConverter:
             [message.for_template() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
+            template=self._template,
             variables=body.chat_template_kwargs,
         )
         return self.prompt_token_ids(text, add_special_tokens, "messages")
@@ -230,6 +235,15 @@ class RequestConverter:
             f", {max_tokens} in the completion). Reduce the length of either."
         )
         return bad_request(message, param, "context_length_exceeded")
+
+
+def _read_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"server.chat_template: cannot read {file}: {error}") from error
 
 
 def _sampling(

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from engine.config import EngineConfig, ModelConfig, Range, SpeculationConfig
@@ -25,6 +26,7 @@ class ServerSettings:
     max_n: Annotated[int, Range(1)] = 16  # completions of one prompt
     drain_seconds: Annotated[int, Range(1, 3600)] = 30  # on SIGTERM, for what still runs
     keep_alive_seconds: Annotated[float, Range(0, 3600)] = 0.0  # between SSE comments; 0: none
+    chat_template: Path | None = None  # a Jinja file, instead of the model's own template
 
 
 SCHEMA = Schema(

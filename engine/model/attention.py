@@ -2,8 +2,8 @@
 
 The model is called without a cache: queries, keys and values of the packed rows reach `attend`
 first, and the step object in the keyword arguments owns the KV slots. A row sees its request's
-committed prefix, its ancestors in the tree and itself; a sliding window cuts by position. Masks live
-in the step's backend and nowhere else: `native_attention` on a CPU, `sdpa_attention` elsewhere.
+committed prefix, its ancestors in the tree and itself; a sliding window cuts by position. Masks
+live in the step's backend and nowhere else: `native_attention` on a CPU, `sdpa_attention` elsewhere.
 """
 
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ class AttentionStep(Protocol):
     ) -> Tensor:
         """Write the rows' KV into their slots and attend.
 
-        `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim], positions
-        applied. Returns [1, rows, heads, head_dim]; padding rows behind the last segment give zeros.
+        `query`: [1, heads, rows, head_dim]; `key`, `value`: [1, kv_heads, rows, head_dim], with
+        positions applied. Returns [1, rows, heads, head_dim]; padding rows give zeros.
         """
         ...
 
 
-def attend(
+def attend(  # noqa: PLR0913 (transformers' signature)
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001
     *,
     treeline_step: AttentionStep,
     scaling: float | None = None,

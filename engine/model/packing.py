@@ -4,8 +4,12 @@ Packed kernels also give a row the same bits for every row count from eight on, 
 not: speculation and plain decoding then run the same arithmetic.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+
+_PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 48, 61, 96)
 
 
 class PackedLinear(nn.Module):
@@ -27,7 +31,7 @@ class PackedLinear(nn.Module):
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this machine has packed kernels for `dtype`."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -35,8 +39,8 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every plain linear layer inside `model`. Returns how many were replaced."""
+def pack_linears(model: nn.Module) -> list[PackedLinear]:
+    """Replace every plain linear layer inside `model`, and return the new layers."""
     places = [
         (parent, name, child)
         for parent in model.modules()
@@ -45,4 +49,26 @@ def pack_linears(model: nn.Module) -> int:
     ]
     for parent, name, linear in places:
         setattr(parent, name, PackedLinear(linear))
-    return len(places)
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+
+
+@torch.inference_mode()
+def stable_rows(layers: Iterable[PackedLinear], dtype: torch.dtype) -> int | None:
+    """From how many rows on a row's bits do not depend on the row count, or None if they always do.
+
+    Found by trying each layer shape on this machine: kernels are chosen by shape and processor, and
+    a library upgrade may choose others.
+    """
+    shapes = {(layer.in_features, layer.out_features): layer for layer in layers}
+    least = 1
+    for layer in shapes.values():
+        generator = torch.Generator().manual_seed(layer.in_features)
+        rows = torch.randn(1, 128, layer.in_features, generator=generator).to(dtype)
+        whole = layer(rows)
+        unstable = [
+            count
+            for count in _PROBED_ROWS
+            if not torch.equal(layer(rows[:, :count]), whole[:, :count])
+        ]
+        least = max([least, *(count + 1 for count in unstable)])
+    return least if least <= 16 else None

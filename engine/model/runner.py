@@ -11,20 +11,17 @@ import torch
 from torch import Tensor
 
 from engine.model.attention import AttentionStep
+from engine.model.fusing import fuse_layers
 from engine.model.kv_cache import KvCache, KvShape
 from engine.model.loader import LoadedModel
 from engine.model.native import load_kernels
 from engine.model.native_attention import MAX_HEAD_DIM, NativeStep
-from engine.model.packing import can_pack, pack_linears
+from engine.model.packing import can_pack, pack_linears, stable_rows
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.sdpa_attention import SdpaStep
 from engine.model.topk import best_tokens
-from engine.spec.drafter import Needs, Rows
-from engine.spec.tree import TokenTree
+from engine.spec.drafter import Rows
 
-# Packed bf16 products on a CPU give a row the same bits for every row count from 8 on, and 8 rows
-# cost about what one costs.
-_MIN_ROWS_CPU_BF16 = 8
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -45,10 +42,14 @@ class ModelRunner:
         is_cpu = loaded.device.type == "cpu"
         has_kernels = is_cpu and loaded.dtype in _KERNEL_DTYPES and head_dim <= MAX_HEAD_DIM
         self._kernels = load_kernels() if has_kernels else None
+        if self._kernels is not None:
+            fuse_layers(self._model, self._kernels)
+        least_rows: int | None = None
         if is_cpu and can_pack(loaded.dtype):
-            pack_linears(self._model)
-        is_cpu_bf16 = is_cpu and loaded.dtype == torch.bfloat16
-        self._min_rows = _MIN_ROWS_CPU_BF16 if is_cpu_bf16 else 1
+            least_rows = stable_rows(pack_linears(self._model), loaded.dtype)
+        self._min_rows = least_rows or 1
+        # Whether a row's bits depend on its own tokens only, whatever else is in the pass.
+        self.is_exact = self._kernels is not None and least_rows is not None
         self.forward_seconds = 0.0  # of the last pass
 
     def _step(self, parts: Sequence[RunRequest]) -> AttentionStep:

@@ -34,7 +34,7 @@ class Planner:
     """
 
     def __init__(self, config: AutoConfig, cost: StepCost) -> None:
-        """`config.cost_slope`, if set, replaces `cost` by a fixed table that charges no drafting."""
+        """`config.cost_slope`, if set, replaces `cost` by a fixed table without drafting time."""
         slope = config.cost_slope
         self.config = config
         self.cost = cost if slope is None else StepCost.sloped(slope, is_fixed=True)

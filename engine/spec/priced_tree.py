@@ -11,7 +11,7 @@ from heapq import heappop, heappush, heapreplace
 from engine.spec.calibrator import SHIFT, Calibrator
 from engine.spec.drafter import DraftLimits
 from engine.spec.token_source import State, TokenSource
-from engine.spec.tree import EXPLORE, TokenTree
+from engine.spec.tree import TokenTree
 
 _LEAST = 1e-4  # path probability below which nothing is worth a row at any price
 Scored = tuple[int, int]  # token, key

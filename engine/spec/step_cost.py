@@ -39,7 +39,11 @@ class StepCost:
 
     @classmethod
     def measured(
-        cls, run: Callable[[int], float], clock: Callable[[], float], seconds: float = 8.0
+        cls,
+        run: Callable[[int], float],
+        clock: Callable[[], float],
+        sizes: Sequence[int] = SIZES,
+        seconds: float = 8.0,
     ) -> "StepCost":
         """Time `run(rows)`, which returns seconds, for each size: the best of up to five passes.
 
@@ -47,8 +51,8 @@ class StepCost:
         should still end within `seconds`.
         """
         begin = clock()
-        run(SIZES[-1])
-        best = {size: run(size) for size in SIZES}
+        run(sizes[-1])
+        best = {size: run(size) for size in sizes}
         last = clock()
         for _ in range(4):
             if last - begin + sum(best.values()) * 1.2 > seconds:

@@ -19,9 +19,7 @@ class Walk:
     token_ids: list[int]  # drawn tokens: one per path node, then the bonus token
 
 
-def walk(
-    tree: TokenTree, draw: Callable[[int], int], is_final: Callable[[int], bool]
-) -> Walk:
+def walk(tree: TokenTree, draw: Callable[[int], int], is_final: Callable[[int], bool]) -> Walk:
     """Follow the drawn tokens down the tree.
 
     `draw(node)` draws the token after `node` from the target model. `is_final(token)` commits a

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from engine.model.run_request import RunRequest
 from engine.model import runner as runner_module
+from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
 from engine.spec.drafter import Needs
 from engine.spec.tree import EXPLORE, TokenTree
@@ -116,9 +116,7 @@ def test_a_node_changes_only_rows_that_see_it() -> None:
     tree = random_tree(rng, 5, 24)
     before = runner.run([part(0, 0, [], tree)])[0].logits
     for changed in range(1, len(tree)):
-        twin = TokenTree(
-            list(tree.token_ids), tree.parents, tree.kinds, tree.depths, tree.child_of
-        )
+        twin = TokenTree(list(tree.token_ids), tree.parents, tree.kinds, tree.depths, tree.child_of)
         twin.token_ids[changed] = (tree.token_ids[changed] + 1) % VOCAB
         after = runner.run([part(0, 0, [], twin)])[0].logits
         for node in range(len(tree)):

@@ -1,4 +1,4 @@
-"""Slots and scheduler as a state machine: any order of add, step, abort and finish keeps the books."""
+"""Slots and scheduler as a state machine: add, step, abort and finish in any order."""
 
 import random
 

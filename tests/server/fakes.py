@@ -82,6 +82,8 @@ class FakeTokenizer:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
+        if template is not None:
+            return template + "".join(str(message["content"]) for message in messages)
         roles = [message["role"] for message in messages]
         if any(a == b == "user" for a, b in itertools.pairwise(roles)):
             raise RequestError("Conversation roles must alternate user/assistant", param="messages")

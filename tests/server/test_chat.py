@@ -1,13 +1,16 @@
 """POST /v1/chat/completions: messages, deltas, lengths, log-probabilities, refusals."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.server.conftest import Live
-from tests.server.fakes import FakeEngine, reply, reply_ids
+from engine.errors import ConfigError
+from server.settings import ServerSettings
+from tests.server.conftest import Live, build, client_of
+from tests.server.fakes import FakeEngine, cycle, reply, reply_ids
 from tests.server.sse import complete, stream
 from tests.server.test_validation import check_error
 
@@ -111,6 +114,17 @@ async def test_continue_the_last_message(client: httpx.AsyncClient, engine: Fake
     messages = [*HI, {"role": "assistant", "content": "So"}]
     await complete(client, PATH, messages=messages, continue_final_message=True)
     assert bytes(engine.requests[0].prompt_token_ids) == b"[user]hi[assistant]So"
+
+
+async def test_template_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    with pytest.raises(ConfigError, match="chat_template"):
+        build(FakeEngine(cycle("a")), ServerSettings(chat_template=file))
+    file.write_text("T:")
+    engine = FakeEngine(cycle("a"))
+    async with client_of(build(engine, ServerSettings(chat_template=file))) as http:
+        await complete(http, PATH, messages=HI)
+    assert bytes(engine.requests[0].prompt_token_ids) == b"T:hi"
 
 
 class TestLogprobs:

@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kernels.c", "attention.inc.c")
+_SOURCES = ("kernels.c", "attention.inc.c", "rows.inc.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 
 
 class Pass(ctypes.Structure):
     """What all layers of one forward pass share (kernels.c). Arrays by address."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int32) for name in ("num_rows", "num_units", "kv_heads", "group")),
         *((name, ctypes.c_int32) for name in ("head_dim", "capacity")),
         *((name, ctypes.c_void_p) for name in ("slot_of", "row_of", "num_keys", "base")),
@@ -34,7 +34,7 @@ class Pass(ctypes.Structure):
 class Layer(ctypes.Structure):
     """One layer's tensors by address, strides in elements (kernels.c)."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_row", "key_head")),
         *((name, ctypes.c_int64) for name in ("value_row", "value_head")),
@@ -59,6 +59,14 @@ def load_kernels() -> ctypes.CDLL | None:
         ctypes.c_int,
     ]
     kernels.treeline_attend.restype = ctypes.c_int
+    number, address = ctypes.c_int, ctypes.c_void_p
+    kernels.treeline_norm.argtypes = [
+        *(address, address, address, number, number),
+        *(ctypes.c_float, number, number),
+    ]
+    kernels.treeline_norm.restype = None
+    kernels.treeline_gate.argtypes = [address, address, number, number, number, number]
+    kernels.treeline_gate.restype = None
     return kernels
 
 

@@ -1,4 +1,4 @@
-/* The CPU's hot loops: attention of token trees over KV slots.
+/* The CPU's hot loops: attention of token trees over KV slots, and row-wise layers.
  *
  * Plain C with vector extensions (GCC, Clang), compiled for the machine at first use. It shares
  * OpenMP's thread pool with torch, so that no two pools fight for the cores.
@@ -127,6 +127,7 @@ static inline uint16_t to_bf16(float x) {
 #define STORE(x) (x)
 #define NAME(x) f32_##x
 #include "attention.inc.c"
+#include "rows.inc.c"
 #undef ELEM
 #undef LOAD
 #undef STORE
@@ -136,6 +137,7 @@ static inline uint16_t to_bf16(float x) {
 #define STORE(x) to_bf16(x)
 #define NAME(x) bf16_##x
 #include "attention.inc.c"
+#include "rows.inc.c"
 
 int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threads) {
     /* Attention of one layer over all units; 0, or 1 if memory ran out. */
@@ -169,4 +171,25 @@ int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threa
         free(scratch);
     }
     return failed;
+}
+
+void treeline_norm(const void *x, const void *weight, void *y, int rows, int dim, float eps,
+                   int is_bf16, int threads) {
+    /* RMS norm of [rows, dim]. */
+#pragma omp parallel for num_threads(threads) if (rows >= 64)
+    for (int r = 0; r < rows; r++) {
+        const size_t at = (size_t)r * dim;
+        if (is_bf16) bf16_norm_row((const uint16_t *)x + at, weight, (uint16_t *)y + at, dim, eps);
+        else f32_norm_row((const float *)x + at, weight, (float *)y + at, dim, eps);
+    }
+}
+
+void treeline_gate(const void *x, void *y, int rows, int dim, int is_bf16, int threads) {
+    /* [rows, 2 * dim] -> [rows, dim]: silu of the first half times the second. */
+#pragma omp parallel for num_threads(threads) if (rows >= 32)
+    for (int r = 0; r < rows; r++) {
+        const size_t at = (size_t)r * dim;
+        if (is_bf16) bf16_gate_row((const uint16_t *)x + 2 * at, (uint16_t *)y + at, dim);
+        else f32_gate_row((const float *)x + 2 * at, (float *)y + at, dim);
+    }
 }

@@ -1,0 +1,94 @@
+"""Runs groups of prompts through the engine core and clocks them.
+
+Tokens and forwards are counted by the engine. Everything that one arm learns is kept from the
+others and from its own repetitions: each pass over the prompts has a planner of its own, as a
+server that was just started has.
+"""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from engine.bench.arm import Arm
+from engine.bench.trial import Trial
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ConfigError
+from engine.spec.planner import Planner
+from engine.text.tokenizer import Tokenizer
+from engine.types import EngineRequest, SamplingParams, SpecStats
+
+
+class Bench:
+    """One engine. `is_raw`: prompts are not wrapped in the model's chat template."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        is_raw: bool,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._is_raw = is_raw
+        self._cost = copy.deepcopy(core.planner.cost)
+        self._num_requests = 0
+
+    def fresh_planner(self) -> Planner:
+        """A planner that knows the machine and has seen no text."""
+        return Planner(self._config.speculation.auto, copy.deepcopy(self._cost))
+
+    def run(
+        self, arm: Arm, prompts: Sequence[str], planner: Planner, limit: int | None = None
+    ) -> Trial:
+        """Decode the prompts together, each to `limit` tokens, if given.
+
+        At most `max_batch` of them run at once. Raises RuntimeError if the engine gives one up.
+        """
+        core = self._core
+        core.planner = planner
+        requests = [self.request(arm, prompt, limit) for prompt in prompts]
+        produced: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        stats, forward, num_steps, predicted, realised = SpecStats(), 0.0, 0, 0.0, 0
+        begin = time.perf_counter()
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            step = core.step()
+            num_steps += 1
+            forward += step.forward_seconds
+            if step.predicted_tokens:
+                predicted += step.predicted_tokens
+                realised += sum(counts.tokens for _, counts in step.spec)
+            for output in step.outputs:
+                produced[output.request_id] += output.new_token_ids
+                if output.error:
+                    raise RuntimeError(f"{arm.label}: {output.error}")
+                stats += output.stats or SpecStats()
+        seconds = time.perf_counter() - begin
+        token_ids = tuple(tuple(tokens) for tokens in produced.values())
+        return Trial(token_ids, stats, seconds, forward, num_steps, predicted, realised)
+
+    def request(self, arm: Arm, prompt: str, limit: int | None = None) -> EngineRequest:
+        """One user message as the engine takes it. Raises ConfigError if it fills the context."""
+        token_ids = self._encode(prompt)
+        room = self._core.max_model_len - len(token_ids)
+        if room < 1:
+            raise ConfigError(f"a prompt of {len(token_ids)} tokens leaves no room for an answer")
+        max_tokens = min(limit or self._sampling.max_tokens, room)
+        sampling = dataclasses.replace(self._sampling, max_tokens=max_tokens)
+        self._num_requests += 1
+        return EngineRequest(
+            f"bench-{self._num_requests}", tuple(token_ids), sampling, arm.plan, time.monotonic()
+        )
+
+    def _encode(self, prompt: str) -> list[int]:
+        if self._is_raw or not self._tokenizer.has_chat_template:
+            return self._tokenizer.encode(prompt)
+        text = self._tokenizer.render_chat([{"role": "user", "content": prompt}])
+        return self._tokenizer.encode(text, add_special_tokens=False)

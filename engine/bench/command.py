@@ -1,0 +1,107 @@
+"""The command behind `treeline bench`: measure, record or replay, then print and write the result."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engine.bench.arm import REFERENCE, Arm, arms
+from engine.bench.fingerprint import fingerprint
+from engine.bench.measure import DEFAULT_MAX_TOKENS, measure, open_bench
+from engine.bench.plots import plot, require_matplotlib
+from engine.bench.prompts import read_suites
+from engine.bench.recorder import record
+from engine.bench.replay import replay
+from engine.bench.replay_row import ReplayRow
+from engine.bench.row import Row
+from engine.bench.table import replay_table, table
+from engine.bench.trace import Recording
+from engine.config import METHODS
+from engine.errors import ConfigError
+
+# Options that one kind of run has no use for.
+_NOT_WITH = {
+    "record": ("methods", "sweep", "runs", "batch", "sampled", "plots", "json", "replay", "slope"),
+    "replay": ("data", "prompts", "runs", "batch", "sampled", "plots", "raw"),
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """The `treeline bench` command. Returns the exit code. Raises ConfigError."""
+    for mode, others in _NOT_WITH.items():
+        if vars(options)[mode]:
+            _refuse(mode, others, options)
+    if bool(options.replay) != bool(options.slope):
+        raise ConfigError("--replay and --slope go together")
+    if options.replay:
+        return _replay(options)
+    if options.record:
+        return _record(options)
+    return _measure(options)
+
+
+def _refuse(mode: str, others: Sequence[str], options: argparse.Namespace) -> None:
+    for name in others:
+        given = vars(options)[name]
+        if given and not (name in ("runs", "batch") and given == 1):
+            raise ConfigError(f"--{name} does not go with --{mode}")
+
+
+def _measure(options: argparse.Namespace) -> int:
+    if options.plots:
+        require_matplotlib()
+    compared = _arms(options)
+    suites = read_suites(options)
+    bench, config, dtype = open_bench(options)
+    rows = measure(bench, compared, suites, options.batch, options.runs)
+    print(table(rows))
+    conditions = {
+        "max_tokens": options.max_tokens or DEFAULT_MAX_TOKENS,
+        "runs": options.runs,
+        "batch": options.batch,
+        "sampled": options.sampled,
+        "raw": options.raw,
+    }
+    if options.json:
+        _write(options.json, fingerprint(config, dtype) | conditions, rows)
+    if options.plots:
+        plot(rows, options.plots)
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    suites = read_suites(options)
+    bench, config, dtype = open_bench(options)
+    traces = record(bench, Arm(REFERENCE, config.speculation.resolve(REFERENCE)), suites)
+    Recording(tuple(traces), bench.eos_token_ids, fingerprint(config, dtype)).save(options.record)
+    num_tokens = sum(len(trace.token_ids) for trace in traces)
+    print(f"{options.record}: {len(traces)} prompts, {num_tokens} tokens")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    recording = Recording.load(options.replay)
+    rows = replay(recording, _arms(options), options)
+    print(replay_table(rows))
+    if options.json:
+        _write(options.json, recording.fingerprint | {"replay": options.replay.name}, rows)
+    return 0
+
+
+def _arms(options: argparse.Namespace) -> list[Arm]:
+    sweep = dict(options.sweep)
+    if len(sweep) < len(options.sweep):
+        raise ConfigError("--sweep: an axis is named twice")
+    return arms(options.config.speculation, options.methods or METHODS, sweep)
+
+
+def _write(
+    path: Path, conditions: Mapping[str, Any], rows: Sequence[Row] | Sequence[ReplayRow]
+) -> None:
+    document = {"fingerprint": dict(conditions), "rows": [asdict(row) for row in rows]}
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error

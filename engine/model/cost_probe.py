@@ -1,0 +1,76 @@
+"""Times forward passes of the real model by their number of rows, once per machine and model.
+
+The price of a draft node follows from this curve, and its shape cannot be guessed: on one machine
+60 more rows are nearly free, on another they double a step.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from engine.model.run_request import RunRequest
+from engine.model.runner import ModelRunner
+from engine.spec.drafter import Needs
+from engine.spec.step_cost import SIZES, StepCost
+from engine.spec.tree import TokenTree
+
+log = logging.getLogger("treeline.engine")
+
+
+def probe_step_cost(runner: ModelRunner, model_name: str, top_k: int) -> StepCost:
+    """The cost table of this machine and model: from the user's cache folder, or measured now.
+
+    `top_k`: best tokens read per row. Takes under ten seconds, on slot 0, which must be free.
+    """
+    path = _cache_path(runner, model_name, top_k)
+    known = StepCost.load(path)
+    if known is not None:
+        return known
+    needs = Needs(top_k=top_k)
+    sizes = [size for size in SIZES if size <= runner.kv.shape.capacity]
+
+    def run(rows: int) -> float:
+        tree = TokenTree.anchored(0)
+        for node in range(rows - 1):
+            tree.add(node // 2, node % 2)
+        runner.run([RunRequest(0, 0, (), tree, needs)])
+        return runner.forward_seconds
+
+    cost = StepCost.measured(run, time.perf_counter, sizes)
+    try:
+        cost.save(path)
+    except OSError as error:
+        log.warning("the step costs were measured but not kept: %s", error)
+    return cost
+
+
+def _cache_path(runner: ModelRunner, model_name: str, top_k: int) -> Path:
+    is_cuda = runner.device.type == "cuda"
+    facts = {
+        "machine": torch.cuda.get_device_name() if is_cuda else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "model": model_name,
+        "kv": repr(runner.kv.shape),
+        "dtype": str(runner.kv.data.dtype),
+        "top_k": top_k,
+    }
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "treeline" / "step-cost" / f"{name}.json"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

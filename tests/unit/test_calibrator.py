@@ -1,0 +1,69 @@
+"""The calibrator: estimates that converge, keys that borrow from their parts, memory that fades."""
+
+import random
+
+import pytest
+
+from engine.spec.calibrator import SHIFT, Calibrator
+from engine.spec.token_source import NUM_SILENT
+
+A, B = NUM_SILENT, NUM_SILENT + 1
+PRIORS = [[0.0] * NUM_SILENT + [0.5, 0.1], [0.0] * NUM_SILENT + [0.2, 0.3]]
+
+
+def key(first: int, second: int) -> int:
+    return first | second << SHIFT
+
+
+def test_a_new_key_has_the_largest_prior_of_its_proposing_sources() -> None:
+    calibrator = Calibrator(PRIORS)
+    assert calibrator.probability(key(A, B)) == 0.5
+    assert calibrator.probability(key(B, B)) == 0.3
+    assert calibrator.probability(key(3, A)) == 0.2, "a silent code proposes nothing"
+    assert calibrator.trials(key(A, B)) == 0
+
+
+def test_the_formula() -> None:
+    calibrator = Calibrator(PRIORS, weight=8.0, half_life=1e12)
+    for hit in (True, False, True):
+        calibrator.observe(key(A, 2), hit)
+    alone = (2 + 8 * 0.5) / (3 + 8)
+    assert calibrator.probability(key(A, 2)) == pytest.approx((2 + 8 * alone) / (3 + 8))
+    assert calibrator.probability(key(A, 1)) == pytest.approx(alone), "another situation, same code"
+    assert calibrator.trials(key(A, 2)) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("truth", [0.02, 0.3, 0.9])
+def test_estimates_converge_within_three_sigma(truth: float) -> None:
+    rng = random.Random(4)
+    calibrator = Calibrator(PRIORS, half_life=2000.0)
+    for _ in range(20000):
+        calibrator.observe(key(A, A), rng.random() < truth)
+    # Decayed counts amount to half_life / ln 2 observations, of variance halved once more.
+    sigma = (truth * (1 - truth) / (2 * 2000.0 / 0.693)) ** 0.5
+    assert abs(calibrator.probability(key(A, A)) - truth) < 3 * sigma + 8 / 2885 * 0.5
+
+
+def test_a_joint_key_tells_apart_what_its_parts_cannot() -> None:
+    rng = random.Random(5)
+    calibrator = Calibrator(PRIORS)
+    for _ in range(3000):
+        calibrator.observe(key(A, A), rng.random() < 0.9)
+        calibrator.observe(key(A, 1), rng.random() < 0.1)
+    assert calibrator.probability(key(A, A)) == pytest.approx(0.9, abs=0.05)
+    assert calibrator.probability(key(A, 1)) == pytest.approx(0.1, abs=0.05)
+    assert calibrator.probability(key(A, 2)) == pytest.approx(0.5, abs=0.05)
+
+
+def test_old_observations_fade() -> None:
+    calibrator = Calibrator(PRIORS, half_life=100.0)
+    for _ in range(2000):
+        calibrator.observe(key(A, A), True)
+    for _ in range(400):
+        calibrator.observe(key(A, A), False)
+    assert calibrator.probability(key(A, A)) < 0.15
+
+
+def test_too_many_codes_are_refused() -> None:
+    with pytest.raises(ValueError, match="256"):
+        Calibrator([[0.0] * 257])
