@@ -129,7 +129,7 @@ class Sampler:
             self._seen[token_id] = True
 
     def draw(self, logits: Tensor, position: int) -> int:
-        """The token at `position`. `logits`: [vocab], the target's row before it, left unchanged."""
+        """The token at `position`. `logits`: [vocab], the row before it, left unchanged."""
         logits = self._apply_rules(logits.float()) if self._has_rules else logits.float()
         if self.params.is_greedy:
             return int(torch.argmax(logits))

@@ -49,9 +49,10 @@ class SamplingParams:
 class SpeculationPlan:
     """A request's resolved speculation: the method and hard bounds on every tree it drafts.
 
-    `width`: branches per node, a copied spine not counted; `depth`: levels below the anchor; `budget`: nodes per step without
-    the anchor, exploration included. `base_budget` <= `budget` is where a method starts that grows
-    its tree with confidence (Goose); equal to `budget` when the request named one.
+    `width`: branches per node, a copied spine not counted; `depth`: levels below
+    the anchor; `budget`: nodes per step without the anchor, exploration included. `base_budget` <=
+    `budget` is where a method starts that grows its tree with confidence (Goose); equal to
+    `budget` when the request named one.
     """
 
     method: str
@@ -83,7 +84,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """Speculation counters, of one request or of one step. Sums of these are again such counters."""
+    """Speculation counters of one request or of one step; they add up."""
 
     steps: int = 0  # target forwards that gave tokens
     drafts: int = 0  # steps with a non-empty candidate tree

@@ -9,12 +9,11 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from engine import __version__
-from engine.config import METHODS
 from engine.errors import ConfigError, ModelError, TreelineError
+from server.bench_options import add_bench_options
 from server.config_loader import DEFAULT_CONFIG, ENV_CONFIG, Override, load_settings
 from server.settings import SCHEMA, Settings
 
@@ -115,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
     bench = _command(commands, "bench", "measure methods against `off`", ("--dtype", "--device"))
     bench.set_defaults(run=_bench)
-    _add_bench_options(bench)
+    add_bench_options(bench)
     return parser
 
 
@@ -141,34 +140,8 @@ def _command(
     return command
 
 
-def _add_bench_options(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument("--methods", type=_methods, default=list(METHODS), metavar="A,B")
-    bench.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/SUITE.jsonl")
-    bench.add_argument("--suites", type=_words, required=True, metavar="A,B")
-    bench.add_argument("--limit", type=_count, default=20, metavar="N", help="prompts per suite")
-    bench.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="per prompt")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
-
-
 def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def _methods(text: str) -> list[str]:
-    for word in _words(text):
-        if word not in METHODS:
-            raise argparse.ArgumentTypeError(f"{word}: known methods are {', '.join(METHODS)}")
-    return _words(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text}")
-    return int(text)
 
 
 if __name__ == "__main__":

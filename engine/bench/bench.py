@@ -32,7 +32,7 @@ class Bench:
         is_raw: bool,
     ) -> None:
         self._config = config
-        self._core = core
+        self.core = core
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._is_raw = is_raw
@@ -50,7 +50,7 @@ class Bench:
 
         At most `max_batch` of them run at once. Raises RuntimeError if the engine gives one up.
         """
-        core = self._core
+        core = self.core
         core.planner = planner
         requests = [self.request(arm, prompt, limit) for prompt in prompts]
         produced: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -77,7 +77,7 @@ class Bench:
     def request(self, arm: Arm, prompt: str, limit: int | None = None) -> EngineRequest:
         """One user message as the engine takes it. Raises ConfigError if it fills the context."""
         token_ids = self._encode(prompt)
-        room = self._core.max_model_len - len(token_ids)
+        room = self.core.max_model_len - len(token_ids)
         if room < 1:
             raise ConfigError(f"a prompt of {len(token_ids)} tokens leaves no room for an answer")
         max_tokens = min(limit or self._sampling.max_tokens, room)

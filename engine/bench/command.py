@@ -1,4 +1,4 @@
-"""The command behind `treeline bench`: measure, record or replay, then print and write the result."""
+"""The command behind `treeline bench`: measure, record or replay; then print and write."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def _measure(options: argparse.Namespace) -> int:
         require_matplotlib()
     compared = _arms(options)
     suites = read_suites(options)
-    bench, config, dtype = open_bench(options)
+    bench, config, info = open_bench(options)
     rows = measure(bench, compared, suites, options.batch, options.runs)
     print(table(rows))
     conditions = {
@@ -65,7 +65,7 @@ def _measure(options: argparse.Namespace) -> int:
         "raw": options.raw,
     }
     if options.json:
-        _write(options.json, fingerprint(config, dtype) | conditions, rows)
+        _write(options.json, fingerprint(config, info.dtype) | conditions, rows)
     if options.plots:
         plot(rows, options.plots)
     return 0
@@ -73,9 +73,11 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     suites = read_suites(options)
-    bench, config, dtype = open_bench(options)
+    bench, config, info = open_bench(options)
     traces = record(bench, Arm(REFERENCE, config.speculation.resolve(REFERENCE)), suites)
-    Recording(tuple(traces), bench.eos_token_ids, fingerprint(config, dtype)).save(options.record)
+    eos_token_ids = frozenset(info.eos_token_ids)
+    recording = Recording(tuple(traces), eos_token_ids, fingerprint(config, info.dtype))
+    recording.save(options.record)
     num_tokens = sum(len(trace.token_ids) for trace in traces)
     print(f"{options.record}: {len(traces)} prompts, {num_tokens} tokens")
     return 0

@@ -13,15 +13,15 @@ from engine.bench.row import Row, summarise
 from engine.bench.trial import Trial
 from engine.build import build_core, load_tokenizer
 from engine.config import EngineConfig
-from engine.types import SamplingParams
+from engine.types import EngineInfo, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
 _WARM_UP = "Warm up."
 _WARM_UP_TOKENS = 16
 
 
-def open_bench(options: argparse.Namespace) -> tuple[Bench, EngineConfig, str]:
-    """The engine that `options` describe, its configuration, and the dtype that it runs in."""
+def open_bench(options: argparse.Namespace) -> tuple[Bench, EngineConfig, EngineInfo]:
+    """The engine that `options` describe, its configuration, and what was loaded."""
     config = replace(options.config, max_batch=options.batch, prefix_reuse=False)
     tokenizer = load_tokenizer(config)
     core, info = build_core(config, tokenizer)
@@ -29,7 +29,7 @@ def open_bench(options: argparse.Namespace) -> tuple[Bench, EngineConfig, str]:
     sampling = SamplingParams(
         options.max_tokens or DEFAULT_MAX_TOKENS, seed=seed, temperature=temperature
     )
-    return Bench(config, core, tokenizer, sampling, options.raw), config, info.dtype
+    return Bench(config, core, tokenizer, sampling, options.raw), config, info
 
 
 def measure(

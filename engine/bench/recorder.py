@@ -15,9 +15,7 @@ from engine.spec.drafter import Rows
 from engine.types import EngineRequest, TokenLogprob
 
 
-def record(
-    bench: Bench, core: EngineCore, plain: Arm, suites: Mapping[str, Sequence[str]]
-) -> list[Trace]:
+def record(bench: Bench, plain: Arm, suites: Mapping[str, Sequence[str]]) -> list[Trace]:
     """The greedy answer to every prompt by plain decoding, with the TOP_K best of each row."""
     total = sum(map(len, suites.values()))
     with tqdm(total=total, unit="prompt", file=sys.stderr, disable=None) as progress:
@@ -25,7 +23,7 @@ def record(
         for suite, prompts in suites.items():
             for prompt in prompts:
                 progress.set_description(suite)
-                traces.append(record_one(core, suite, bench.request(plain, prompt)))
+                traces.append(record_one(bench.core, suite, bench.request(plain, prompt)))
                 progress.update()
     return traces
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tqdm import tqdm
@@ -36,7 +36,7 @@ def replay(
                 progress.set_description(f"{arm.label} {slope:g}")
                 if replayer.is_priced or not counts:
                     counts = {
-                        suite: [_one(replayer, trace, progress) for trace in traces]
+                        suite: _replay_all(replayer, traces, progress.update)
                         for suite, traces in suites.items()
                     }
                 else:
@@ -49,9 +49,13 @@ def replay(
     return sorted(rows, key=lambda row: (order.index(row.suite), row.slope))
 
 
-def _one(replayer: Replayer, trace: Trace, progress: "tqdm[None]") -> Replayed:
-    replayed = replayer.replay(trace)
-    progress.update()
+def _replay_all(
+    replayer: Replayer, traces: Iterable[Trace], advance: Callable[[], object]
+) -> list[Replayed]:
+    replayed: list[Replayed] = []
+    for trace in traces:
+        replayed.append(replayer.replay(trace))
+        advance()
     return replayed
 
 

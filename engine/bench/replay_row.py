@@ -1,7 +1,7 @@
 """One line of a replay: an arm on recorded text, under a modelled step cost."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.bench.arm import Arm
 from engine.types import SpecStats
@@ -11,7 +11,7 @@ from engine.types import SpecStats
 class Replayed:
     """What a drafter did on one trace or on several. Sums of these are again such counts."""
 
-    stats: SpecStats = SpecStats()
+    stats: SpecStats = field(default_factory=SpecStats)
     num_prompts: int = 0
     predicted_tokens: float = 0.0  # by a priced method, over all its steps
 

@@ -65,10 +65,7 @@ def stable_rows(layers: Iterable[PackedLinear], dtype: torch.dtype) -> int | Non
         generator = torch.Generator().manual_seed(layer.in_features)
         rows = torch.randn(1, 128, layer.in_features, generator=generator).to(dtype)
         whole = layer(rows)
-        unstable = [
-            count
-            for count in _PROBED_ROWS
-            if not torch.equal(layer(rows[:, :count]), whole[:, :count])
-        ]
-        least = max([least, *(count + 1 for count in unstable)])
+        for count in _PROBED_ROWS:
+            if not torch.equal(layer(rows[:, :count]), whole[:, :count]):
+                least = max(least, count + 1)
     return least if least <= 16 else None

@@ -63,7 +63,7 @@ class SdpaStep:
         return output
 
     def _mask(self, index: int, window: int | None) -> Tensor | None:
-        """Additive mask [group * num_rows, committed_len + num_rows] of a segment; None: see all."""
+        """Additive mask [group * num_rows, committed_len + num_rows]; None: see all."""
         key = (index, window)
         if key not in self._masks:
             self._masks[key] = self._build_mask(self._segments[index], window)

@@ -53,7 +53,7 @@ def test_max_tokens_is_exact(core, method: str) -> None:
 
 
 def test_cuts_inside_an_accepted_path(core, monkeypatch) -> None:
-    """EOS, a stop id, and max_tokens each cut exactly; what lies behind is neither kept nor counted."""
+    """EOS, a stop id and max_tokens cut exactly; nothing behind is kept or counted."""
     prompt = prompts(1, seed=2)[0]
     plain = run(core, [request(prompt, max_tokens=30, ignore_eos=True)])[0].token_ids
     text = prompt + plain
@@ -193,8 +193,10 @@ def test_chunked_prefill_gives_the_same_text() -> None:
     texts = []
     for chunk in (1, 7, 500):
         core = make_core(prefill_chunk=chunk)
-        for method in METHODS:
-            texts.append([o.token_ids for o in run(core, [request(p, method) for p in some])])
+        texts += [
+            [o.token_ids for o in run(core, [request(p, method) for p in some])]
+            for method in METHODS
+        ]
     assert all(text == texts[0] for text in texts)
 
 
