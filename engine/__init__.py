@@ -1,3 +1,3 @@
-"""The engine: token trees in, tokens out. It never imports the server, a web framework or asyncio."""
+"""The engine: token trees in, tokens out. No server, web framework or asyncio in here."""
 
 __version__ = "0.1.0"

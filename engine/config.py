@@ -11,7 +11,19 @@ from typing import Annotated
 from engine.errors import ConfigError, RequestError
 from engine.types import SpeculationPlan
 
-METHODS = ("off", "goose", "ptd", "auto")
+METHODS = (
+    "off",
+    "auto",
+    "goose",
+    "ptd",
+    "ptd_plus",
+    "prompt_lookup",
+    "token_recycling",
+    "suffix",
+    "lookahead",
+    "self_draft",
+    "rest",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,16 @@ class PtdConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PtdPlusConfig(PtdConfig):
+    """The improvements that an ablation found worth having; the others gave nothing measurable."""
+
+    pool_from_text: bool = True
+    rekey_verified: bool = True
+    refresh: bool = True
+    rare_seeds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LookaheadConfig:
     """Lookahead decoding's constants (arXiv 2402.02057), as its authors run 7B models."""
 
@@ -218,6 +240,7 @@ class SpeculationConfig:
     tree: TreeBounds = field(default_factory=TreeBounds)
     goose: GooseConfig = field(default_factory=GooseConfig)
     ptd: PtdConfig = field(default_factory=PtdConfig)
+    ptd_plus: PtdPlusConfig = field(default_factory=PtdPlusConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     self_draft: SelfDraftConfig = field(default_factory=SelfDraftConfig)
     prompt_lookup: PromptLookupConfig = field(default_factory=PromptLookupConfig)
@@ -232,8 +255,9 @@ class SpeculationConfig:
         width, depth, budget, base = tree.width, tree.depth, tree.budget, tree.budget
         if method == "goose":
             width, budget, base = self.goose.width, self.goose.max_budget, self.goose.budget
-        elif method == "ptd":
-            width, depth = self.ptd.width, self.ptd.depth
+        elif method in ("ptd", "ptd_plus"):
+            ptd = self.ptd if method == "ptd" else self.ptd_plus
+            width, depth = ptd.width, ptd.depth
         elif method == "auto":
             width, budget = self.auto.width, self.auto.budget
         budget = min(budget, tree.budget)

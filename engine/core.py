@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.kv_slots import KvSlots
@@ -19,7 +20,7 @@ from engine.scheduler import Scheduler, Work
 from engine.spec.auto import Auto
 from engine.spec.drafter import StepResult
 from engine.spec.planner import Planner
-from engine.spec.registry import build_drafter
+from engine.spec.registry import Shared, build_drafter
 from engine.spec.step_cost import StepCost
 from engine.spec.tree import TokenTree
 from engine.spec.walk import Walk, walk
@@ -71,9 +72,16 @@ class EngineCore:
         slots = KvSlots(config.max_batch, reuse_prefixes=config.prefix_reuse)
         self._scheduler = Scheduler(slots, config.prefill_chunk)
         self.planner = Planner(config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE))
+        encode = partial(tokenizer.encode, add_special_tokens=False) if tokenizer else None
+        self._shared = Shared(config.speculation, self._eos_token_ids, self.planner, encode)
         self._requests: dict[str, Request] = {}
         self._samplers: dict[str, Sampler] = {}
         self._ended: list[EngineOutput] = []  # ends outside a step: aborts
+
+    def share(self, shared: Shared) -> None:
+        """Let later requests share this instead of what earlier ones did. Only without work."""
+        assert not self.has_work, "requests still use what they share"
+        self._shared, self.planner = shared, shared.planner
 
     @property
     def max_model_len(self) -> int:
@@ -100,11 +108,7 @@ class EngineCore:
         if source.request_id in self._requests:
             raise ValueError(f"request id {source.request_id} is in use")
         sampling = source.sampling
-        drafter = build_drafter(
-            source.speculation, self._config.speculation, sampling.seed, self._eos_token_ids
-        )
-        if isinstance(drafter, Auto):
-            drafter.join(self.planner)
+        drafter = build_drafter(self._shared, source.speculation, sampling.seed)
         scanner = None
         if sampling.stop:
             if self._tokenizer is None:

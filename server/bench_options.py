@@ -11,7 +11,7 @@ _AXES = ("width", "depth", "budget")
 def add_bench_options(bench: argparse.ArgumentParser) -> None:
     """Add what to measure, on which prompts, how, and where the result goes."""
     what = bench.add_argument_group("what is compared")
-    what.add_argument("--methods", type=_methods, metavar="A,B", help="default: all")
+    what.add_argument("--methods", type=_methods, metavar="A,B", help="default: all that can run")
     what.add_argument(
         "--sweep",
         type=_axis,
@@ -26,6 +26,9 @@ def add_bench_options(bench: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--sampled", type=_sampling, metavar="T,SEED", help="sample; default: greedy decoding"
+    )
+    what.add_argument(
+        "--exact", action="store_true", help="refuse to run unless tokens can be bit-identical"
     )
     _add_prompt_options(bench.add_argument_group("on which prompts"))
     _add_result_options(bench.add_argument_group("result"))

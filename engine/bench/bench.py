@@ -1,14 +1,15 @@
 """Runs groups of prompts through the engine core and clocks them.
 
 Tokens and forwards are counted by the engine. Everything that one arm learns is kept from the
-others and from its own repetitions: each pass over the prompts has a planner of its own, as a
-server that was just started has.
+others and from its own repetitions: each pass over the prompts starts with nothing that requests
+share, as a server does.
 """
 
 import copy
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from engine.bench.arm import Arm
 from engine.bench.trial import Trial
@@ -16,6 +17,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.spec.planner import Planner
+from engine.spec.registry import Shared, build_drafter
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineRequest, SamplingParams, SpecStats
 
@@ -29,29 +31,39 @@ class Bench:
         core: EngineCore,
         tokenizer: Tokenizer,
         sampling: SamplingParams,
-        is_raw: bool,
+        eos_token_ids: frozenset[int],
+        is_raw: bool = False,
     ) -> None:
         self._config = config
         self.core = core
         self._tokenizer = tokenizer
         self._sampling = sampling
+        self._eos_token_ids = eos_token_ids
         self._is_raw = is_raw
         self._cost = copy.deepcopy(core.planner.cost)
         self._num_requests = 0
 
-    def fresh_planner(self) -> Planner:
-        """A planner that knows the machine and has seen no text."""
-        return Planner(self._config.speculation.auto, copy.deepcopy(self._cost))
+    def fresh(self, arm: Arm) -> Shared:
+        """What the requests of one pass by `arm` share: it knows the machine and has seen no text.
+
+        What is slow to load is loaded here, off the clock. Raises ConfigError if it cannot be.
+        """
+        speculation = self._config.speculation
+        planner = Planner(speculation.auto, copy.deepcopy(self._cost))
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        shared = Shared(speculation, self._eos_token_ids, planner, encode)
+        build_drafter(shared, arm.plan, seed=0)
+        return shared
 
     def run(
-        self, arm: Arm, prompts: Sequence[str], planner: Planner, limit: int | None = None
+        self, arm: Arm, prompts: Sequence[str], shared: Shared, limit: int | None = None
     ) -> Trial:
         """Decode the prompts together, each to `limit` tokens, if given.
 
         At most `max_batch` of them run at once. Raises RuntimeError if the engine gives one up.
         """
         core = self.core
-        core.planner = planner
+        core.share(shared)
         requests = [self.request(arm, prompt, limit) for prompt in prompts]
         produced: dict[str, list[int]] = {request.request_id: [] for request in requests}
         stats, forward, num_steps, predicted, realised = SpecStats(), 0.0, 0, 0.0, 0

@@ -15,6 +15,7 @@ from engine.bench.prompts import read_suites
 from engine.bench.recorder import record
 from engine.bench.replay import replay
 from engine.bench.replay_row import ReplayRow
+from engine.bench.replayer import NOT_REPLAYED
 from engine.bench.row import Row
 from engine.bench.table import replay_table, table
 from engine.bench.trace import Recording
@@ -24,7 +25,7 @@ from engine.errors import ConfigError
 # Options that one kind of run has no use for.
 _NOT_WITH = {
     "record": ("methods", "sweep", "runs", "batch", "sampled", "plots", "json", "replay", "slope"),
-    "replay": ("data", "prompts", "runs", "batch", "sampled", "plots", "raw"),
+    "replay": ("data", "prompts", "runs", "batch", "sampled", "plots", "raw", "exact"),
 }
 
 
@@ -59,6 +60,7 @@ def _measure(options: argparse.Namespace) -> int:
     print(table(rows))
     conditions = {
         "max_tokens": options.max_tokens or DEFAULT_MAX_TOKENS,
+        "exact": config.model.exact,
         "runs": options.runs,
         "batch": options.batch,
         "sampled": options.sampled,
@@ -96,7 +98,12 @@ def _arms(options: argparse.Namespace) -> list[Arm]:
     sweep = dict(options.sweep)
     if len(sweep) < len(options.sweep):
         raise ConfigError("--sweep: an axis is named twice")
-    return arms(options.config.speculation, options.methods or METHODS, sweep)
+    speculation = options.config.speculation
+    unusable = set(NOT_REPLAYED) if options.replay else set()
+    if speculation.rest.datastore is None:
+        unusable.add("rest")
+    usable = [method for method in METHODS if method not in unusable]
+    return arms(speculation, options.methods or usable, sweep)
 
 
 def _write(

@@ -22,14 +22,16 @@ _WARM_UP_TOKENS = 16
 
 def open_bench(options: argparse.Namespace) -> tuple[Bench, EngineConfig, EngineInfo]:
     """The engine that `options` describe, its configuration, and what was loaded."""
-    config = replace(options.config, max_batch=options.batch, prefix_reuse=False)
+    model = replace(options.config.model, exact=options.config.model.exact or options.exact)
+    config = replace(options.config, model=model, max_batch=options.batch, prefix_reuse=False)
     tokenizer = load_tokenizer(config)
     core, info = build_core(config, tokenizer)
     temperature, seed = options.sampled or (0.0, 0)
     sampling = SamplingParams(
         options.max_tokens or DEFAULT_MAX_TOKENS, seed=seed, temperature=temperature
     )
-    return Bench(config, core, tokenizer, sampling, options.raw), config, info
+    bench = Bench(config, core, tokenizer, sampling, frozenset(info.eos_token_ids), options.raw)
+    return bench, config, info
 
 
 def measure(
@@ -45,8 +47,8 @@ def measure(
     """
     groups = {suite: _grouped(prompts, batch) for suite, prompts in suites.items()}
     for arm in (arms[0], arms[-1]):
-        bench.run(arm, [_WARM_UP] * batch, bench.fresh_planner(), limit=_WARM_UP_TOKENS)
-    planners = {(arm, run): bench.fresh_planner() for arm in arms for run in range(num_runs)}
+        bench.run(arm, [_WARM_UP] * batch, bench.fresh(arm), limit=_WARM_UP_TOKENS)
+    shared = {(arm, run): bench.fresh(arm) for arm in arms for run in range(num_runs)}
     rows: list[Row] = []
     total = sum(map(len, groups.values())) * len(arms) * num_runs
     with tqdm(total=total, unit="run", file=sys.stderr, disable=None) as progress:
@@ -58,7 +60,7 @@ def measure(
                 for run in range(num_runs):
                     for arm in arms:
                         progress.set_description(f"{suite} {arm.label}")
-                        trials[arm][-1].append(bench.run(arm, prompts, planners[arm, run]))
+                        trials[arm][-1].append(bench.run(arm, prompts, shared[arm, run]))
                         progress.update()
             rows += [summarise(suite, arm, trials[arm], trials[arms[0]]) for arm in arms]
     return rows

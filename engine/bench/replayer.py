@@ -20,11 +20,14 @@ from engine.errors import ConfigError
 from engine.spec.auto import Auto
 from engine.spec.drafter import Drafter, DraftLimits, StepResult
 from engine.spec.planner import Planner
-from engine.spec.registry import build_drafter
+from engine.spec.registry import Shared, build_drafter
 from engine.spec.step_cost import StepCost
 from engine.spec.tree import EXPLORE, TokenTree
 from engine.spec.walk import walk
 from engine.types import SpecStats
+
+# They live on exploration nodes; `rest` on a tokenizer, to read its datastore.
+NOT_REPLAYED = ("ptd", "ptd_plus", "lookahead", "self_draft", "rest")
 
 
 class Replayer:
@@ -36,11 +39,13 @@ class Replayer:
     def __init__(
         self, arm: Arm, config: SpeculationConfig, slope: float, eos_token_ids: frozenset[int]
     ) -> None:
+        """Raises ConfigError for a method that needs more than a recording."""
+        if arm.plan.method == "rest":
+            raise ConfigError("rest cannot be replayed: no recording has its datastore's tokenizer")
         auto = replace(config.auto, cost_slope=slope, explore=False)
-        self._config = replace(config, auto=auto)
         self._arm = arm
-        self._eos_token_ids = eos_token_ids
         self._planner = Planner(auto, StepCost.sloped(slope, is_fixed=True))
+        self._shared = Shared(replace(config, auto=auto), eos_token_ids, self._planner)
 
     @property
     def is_priced(self) -> bool:
@@ -71,7 +76,7 @@ class Replayer:
         return Replayed(stats, 1, predicted)
 
     def _build(self) -> Drafter | None:
-        return build_drafter(self._arm.plan, self._config, 0, self._eos_token_ids)
+        return build_drafter(self._shared, self._arm.plan, 0)
 
     def _begin(self, drafter: Drafter, trace: Trace, tokens: list[int]) -> None:
         needs, width = drafter.needs, trace.rows.token_ids.shape[1]
@@ -79,8 +84,6 @@ class Replayer:
             raise ConfigError(
                 f"{self._arm.label} reads {needs.top_k} tokens per row; {width} were recorded"
             )
-        if isinstance(drafter, Auto):
-            drafter.join(self._planner)
         drafter.begin(tokens)
         if needs.prompt_rows and len(tokens) > 1:
             drafter.observe_prompt(0, trace.rows_at(range(len(tokens) - 1), needs.top_k))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ class Recording:
     def load(cls, path: Path) -> "Recording":
         """Read what `save` wrote. Raises ConfigError for anything else."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             if int(arrays["version"]) != _VERSION:
                 raise ConfigError(f"{path}: a recording of another version; record it again")
@@ -87,7 +88,7 @@ class Recording:
             )
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from error
-        except (ValueError, KeyError, AttributeError, EOFError) as error:
+        except (ValueError, KeyError, AttributeError, EOFError, BadZipFile) as error:
             raise ConfigError(f"{path}: not a recording of `treeline bench --record`") from error
 
 

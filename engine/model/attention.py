@@ -3,7 +3,7 @@
 The model is called without a cache: queries, keys and values of the packed rows reach `attend`
 first, and the step object in the keyword arguments owns the KV slots. A row sees its request's
 committed prefix, its ancestors in the tree and itself; a sliding window cuts by position. Masks
-live in the step's backend and nowhere else: `native_attention` on a CPU, `sdpa_attention` elsewhere.
+live in the step's backend alone: `native_attention` on a CPU, `sdpa_attention` elsewhere.
 """
 
 from dataclasses import dataclass

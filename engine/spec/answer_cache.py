@@ -6,9 +6,7 @@ be wider than those who may know of each other's answers. Prompts never enter.
 
 from collections.abc import Sequence
 
-from engine.spec.context_trie import ContextTrie
-
-_GAP = -1  # between answers; no token
+from engine.spec.context_trie import GAP, ContextTrie
 
 
 class AnswerCache:
@@ -36,5 +34,5 @@ class AnswerCache:
         if len(self._texts[1]) + len(answer) + 1 > self._max_tokens and self._texts[1]:
             self._texts = [self._texts[1], []]
             self._tries = [self._tries[1], ContextTrie(self._texts[1], self._order)]
-        self._texts[1] += [*answer[: self._max_tokens - 1], _GAP]
+        self._texts[1] += [*answer[: self._max_tokens - 1], GAP]
         self._tries[1].update()

@@ -7,7 +7,7 @@ behind a wrong token.
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from engine.spec.context_trie import ContextTrie, Point
+from engine.spec.context_trie import GAP, ContextTrie, Point
 from engine.spec.token_source import NUM_SILENT, Proposal
 
 _MAX_TOKENS = 6  # named per node, all orders together
@@ -58,7 +58,7 @@ class ContextSource:
         if not state:
             return 0, []
         found: list[tuple[int, int]] = []
-        named: set[int] = set()
+        named = {GAP}
         is_longest = 1
         for point in state:
             order = _ORDER_BUCKET[min(point[0], 8)]

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 
+GAP = -1  # no token: stands between texts that do not belong together
+
+
 class TrieNode:
     """A substring. `end` is where its first occurrence goes on; `best` its most frequent child."""
 

@@ -161,7 +161,15 @@ class FakeEngine:
         self.waiting: list[EngineRequest] = []
         self.fail_next: str | None = None  # the next step ends all its requests with this error
         self._info = EngineInfo(
-            name, "FakeForCausalLM", "cpu", "float32", VOCAB, max_model_len, max_batch, (EOS,), 1
+            model_name=name,
+            architecture="FakeForCausalLM",
+            device="cpu",
+            dtype="float32",
+            vocab_size=VOCAB,
+            max_model_len=max_model_len,
+            max_batch=max_batch,
+            eos_token_ids=(EOS,),
+            created=1,
         )
         self._tokenizer = FakeTokenizer()
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
