@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
@@ -22,6 +23,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_LONG = 4 << 30  # bytes of weights from which on loading them takes long enough for a progress bar
 _BF16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, Arm
 
 
@@ -119,6 +121,8 @@ def _read_config(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _read_weights(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < _LONG:
+        disable_progress_bar()  # a bar that is gone at once is only noise
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             str(folder),
