@@ -12,132 +12,23 @@ speculative server sends several tokens at once. Needs httpx; plots need matplot
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
-import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
+from serving_load import Answer, Load, Target, run_load
 from tqdm import tqdm
 
 PROMPTS = sorted((Path(__file__).parent / "prompts").glob("*.jsonl"))
 QUANTILES = (50, 90, 99)
 TIMES = ("ttft", "tpot", "itl", "e2e")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One request as its client saw it. Seconds."""
-
-    ttft: float  # from when it was due to the first text
-    e2e: float  # to the end of the stream
-    last: float  # to the last text
-    gaps: tuple[float, ...]  # between arrivals of text; one may bring several tokens
-    tokens: int  # the server's count
-    error: str | None = None
-
-    @property
-    def tpot(self) -> float:
-        """Time per output token behind the first; 0 if there is none."""
-        return (self.last - self.ttft) / (self.tokens - 1) if self.tokens > 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`clients` at once, or `rate` arrivals per second."""
-
-    clients: int = 0
-    rate: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.clients} clients" if self.clients else f"{self.rate:g} requests/s"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, and what all of them say besides the prompt."""
-
-    client: httpx.AsyncClient
-    body: dict[str, Any]
-
-    async def ask(self, prompt: str, due: float) -> Answer:
-        """Stream one completion. Never raises for what the server does wrong."""
-        times: list[float] = []
-        tokens = None
-        body = {**self.body, "prompt": prompt}
-        try:
-            async with self.client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode("utf-8", "replace")
-                    return _failed(due, f"HTTP {response.status_code}: {text[:200]}")
-                async for event in _events(response):
-                    if "error" in event:
-                        return _failed(due, str(event["error"])[:200])
-                    if any(choice.get("text") for choice in event.get("choices", ())):
-                        times.append(time.perf_counter() - due)
-                    if event.get("usage"):
-                        tokens = int(event["usage"]["completion_tokens"])
-        except (httpx.HTTPError, ValueError) as error:
-            return _failed(due, f"{type(error).__name__}: {error}")
-        end = time.perf_counter() - due
-        if tokens is None:
-            return _failed(due, "the stream held no usage")
-        times = times or [end]
-        gaps = tuple(after - before for before, after in zip(times, times[1:], strict=False))
-        return Answer(times[0], end, times[-1], gaps, tokens)
-
-
-def _failed(due: float, error: str) -> Answer:
-    return Answer(0.0, time.perf_counter() - due, 0.0, (), 0, error)
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The data of a server-sent stream up to its [DONE]."""
-    async for line in response.aiter_lines():
-        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-        if data == "[DONE]":
-            return
-        if data:
-            yield json.loads(data)
-
-
-async def run_load(
-    ask: Callable[[str, float], Awaitable[Answer]],
-    prompts: Sequence[str],
-    load: Load,
-    seed: int,
-    advance: Callable[[], object] = lambda: None,
-) -> tuple[list[Answer], float]:
-    """Send every prompt once under `load`. Returns the answers and the seconds that it took."""
-    answers: list[Answer] = []
-    begin = time.perf_counter()
-
-    async def one(prompt: str, due: float) -> None:
-        answers.append(await ask(prompt, due))
-        advance()
-
-    if load.clients:
-        waiting = iter(prompts)
-
-        async def client() -> None:
-            for prompt in waiting:
-                await one(prompt, time.perf_counter())
-
-        await asyncio.gather(*(client() for _ in range(load.clients)))
-    else:
-        rng = random.Random(seed)
-        due = begin
-        async with asyncio.TaskGroup() as group:
-            for prompt in prompts:
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                group.create_task(one(prompt, due))
-                due += rng.expovariate(load.rate)
-    return answers, time.perf_counter() - begin
 
 
 def quantile(values: Sequence[float], percent: float) -> float:
@@ -192,9 +83,8 @@ def _slowest(answer: Answer, name: str) -> float:
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """The rows as aligned text, milliseconds as p50/p99."""
-    lines = [
-        f"{'load':<18}{'ok':>9}{'tok/s':>9}{'goodput':>9}" + "".join(f"{t:>16}" for t in TIMES)
-    ]
+    titles = "".join(f"{name:>16}" for name in TIMES)
+    lines = [f"{'load':<18}{'ok':>9}{'tok/s':>9}{'goodput':>9}{titles}"]
     for row in rows:
         load = str(Load(row["clients"], row["rate"]))
         ok = f"{row['requests'] - row['failed']}/{row['requests']}"
@@ -210,7 +100,7 @@ def plot(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(2, 3).flat
+    panels = list(figure.subplots(2, 3).flat)
     loads = [row["clients"] or row["rate"] for row in rows]
     panels[0].plot(loads, [row["tokens_per_second"] for row in rows], marker="o")
     panels[0].set_ylabel("tokens/s")
@@ -218,7 +108,7 @@ def plot(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     goodput = [row["goodput_requests_per_second"] for row in rows]
     panels[1].plot(loads, goodput, marker="o", label="within the SLO")
     panels[1].set_ylabel("requests/s")
-    for panel, name in zip(list(panels)[2:], TIMES, strict=True):
+    for panel, name in zip(panels[2:], TIMES, strict=True):
         for q in QUANTILES:
             panel.plot(loads, [row[f"{name}_ms_p{q}"] for row in rows], marker="o", label=f"p{q}")
         panel.set_ylabel(f"{name} (ms)")
@@ -260,9 +150,8 @@ def read_prompts(paths: Sequence[Path], count: int) -> list[str]:
     for path in paths:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
         files.append([row["turns"][0] if row.get("turns") else row["prompt"] for row in lines])
-    return [
-        files[i % len(files)][i // len(files) % len(files[i % len(files)])] for i in range(count)
-    ]
+    turns = zip(*map(itertools.cycle, files), strict=True)
+    return list(itertools.islice(itertools.chain.from_iterable(turns), count))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -280,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps({"slo_ms": options.slo, "rows": rows}, indent=1) + "\n")
     if options.plots:
         plot(rows, options.plots)
-    for error in sorted({error for row in rows for error in row["errors"]}):
-        print(f"bench_serving: {error}", file=sys.stderr)
+    for line in sorted({line for row in rows for line in row["errors"]}):
+        print(f"bench_serving: {line}", file=sys.stderr)
     return int(any(row["failed"] for row in rows))
 
 

@@ -16,7 +16,8 @@ Tail = tuple[int, int, int]  # the last three tokens, -1 where there is none
 
 _BUCKETS = 16  # half bits of -log2 of the score
 _TIERS = 3
-_TIER_PRIORS = (0.5, 0.7, 0.85)  # acceptance over score, by known tokens
+_TIER_PRIORS = (0.5, 0.7, 0.85, 0.2, 0.3)  # acceptance over score, by tier; then as a back-off
+_LAST = NUM_SILENT + _BUCKETS - 1  # too unlikely to be named
 
 
 class AdjacencySource:
@@ -82,26 +83,29 @@ class AdjacencySource:
         return (state[1], state[2], token)
 
     def propose(self, state: Tail) -> Proposal:
-        """The best successors after the longest known tail."""
+        """The best successors after the longest known tail, then what shorter ones add."""
         _, previous, last = state
         by_one, by_two, by_three = self._tiers
-        offset = 2 * _BUCKETS
-        row = by_three.get(state)
-        if row is None:
-            offset = _BUCKETS
-            row = by_two.get((-1, previous, last))
-            if row is None:
-                offset = 0
-                row = by_one.get((-1, -1, last))
-                if row is None:
-                    return 0, []
-        values = self._layout.unpack(row)
+        rows = (
+            (by_three.get(state), 2 * _BUCKETS),
+            (by_two.get((-1, previous, last)), _BUCKETS),
+            (by_one.get((-1, -1, last)), 0),
+        )
         width = self._width
-        best = values[width] - NUM_SILENT
-        silent = 3 if best < 1 else 2 if best < 2 else 1  # top score above .7, .5, or below
-        found = [
-            (values[i], values[width + i] + offset)
-            for i in range(width)
-            if values[width + i] < NUM_SILENT + _BUCKETS - 1
-        ]
-        return silent, found
+        silent, backs_off = 0, 0
+        found: dict[int, int] = {}
+        for row, offset in rows:
+            if row is None:
+                continue
+            values = self._layout.unpack(row)
+            if not silent:
+                best = values[width] - NUM_SILENT
+                silent = 3 if best < 1 else 2 if best < 2 else 1  # top score above .7, .5, or below
+            offset += backs_off
+            for token, code in zip(values, values[width:], strict=False):
+                if code >= _LAST:
+                    break
+                if token not in found:
+                    found[token] = code + offset
+            backs_off = 3 * _BUCKETS
+        return silent, list(found.items())

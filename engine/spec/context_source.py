@@ -64,7 +64,7 @@ class ContextSource:
             order = _ORDER_BUCKET[min(point[0], 8)]
             followers = self._trie.followers(point, 4)
             for place, (token, count, share) in enumerate(followers):
-                if token in named:
+                if token in named or token < 0:  # a gap between the texts of a cache
                     continue
                 named.add(token)
                 bucket = 0 if share >= 1.0 else 1 if share >= 0.5 else 2

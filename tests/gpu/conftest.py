@@ -1,4 +1,4 @@
-"""These tests run where a CUDA device is; elsewhere they are left out of the collection, by name."""
+"""These tests run where a CUDA device is; elsewhere they are left out of the collection."""
 
 import pytest
 import torch

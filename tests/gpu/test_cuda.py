@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.config import METHODS
-from tests.engine.tiny import FAMILIES, make_core, prompts, request, run, tiny_loaded
+from tests.engine.tiny import FAMILIES, make_core, prompts, request, run, tiny_loaded, tiny_model
 
 pytestmark = pytest.mark.gpu
 TOLERATED = 0.3  # logits; a bf16 near tie
@@ -14,9 +14,9 @@ TOLERATED = 0.3  # logits; a bf16 near tie
 
 def cuda_core(monkeypatch, family: str, dtype: torch.dtype = torch.float32):
     """A core whose tiny model and KV slots live on the device."""
-    loaded = tiny_loaded(family, dtype)
+    fresh = tiny_model.__wrapped__(family, dtype)  # the cached one may be packed for the CPU
     on_device = dataclasses.replace(
-        loaded, model=loaded.model.to("cuda"), device=torch.device("cuda")
+        tiny_loaded(family, dtype), model=fresh.to("cuda"), device=torch.device("cuda")
     )
     monkeypatch.setattr("tests.engine.tiny.tiny_loaded", lambda *_: on_device)
     core = make_core(family, dtype=dtype)
