@@ -75,5 +75,5 @@ EXPOSE 8000
 # The start period covers the download of a large model. It asks the port that the environment names:
 # publish another with --publish or TREELINE_SERVER_PORT, not with --port.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('TREELINE_SERVER_PORT', 8000)), timeout=4); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('TREELINE_SERVER_PORT', 8000)), timeout=4); c.request('GET', '/ready'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["treeline", "serve", "--host", "0.0.0.0"]

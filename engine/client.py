@@ -5,6 +5,7 @@ step. Nothing else crosses, so a process could stand behind the same protocol.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ log = logging.getLogger("treeline.engine")
 
 OnStep = Callable[[StepOutputs], None]
 
+STEP_COST_SECONDS = 1.0  # between two copies of the cost table for `status`
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
@@ -35,6 +38,9 @@ class EngineStatus:
     num_waiting: int
     seconds_since_step: float  # since the loop last advanced; small while idle too
     error: str | None = None
+    num_kv_tokens: int = 0  # committed rows of running requests, of max_batch * max_model_len
+    num_cache_tokens: int = 0  # of other requests' answers, kept to draft from
+    step_cost: tuple[tuple[int, float], ...] = ()  # (rows, seconds) of a forward pass
 
 
 class EngineClient(Protocol):
@@ -107,6 +113,9 @@ class ThreadedEngine:
         self._error: str | None = None
         self._info: EngineInfo | None = None
         self._load_counts = (0, 0)
+        self._memory_counts = (0, 0)  # KV tokens, cached tokens
+        self._step_cost: tuple[tuple[int, float], ...] = ()
+        self._step_cost_time = -math.inf
         self._pending: set[str] = set()  # added, not yet ended; guarded by _lock
         self._lock = threading.Lock()
         self._beat = time.monotonic()
@@ -142,6 +151,7 @@ class ThreadedEngine:
     def status(self) -> EngineStatus:
         """Liveness and load."""
         running, waiting = self._load_counts
+        kv_tokens, cache_tokens = self._memory_counts
         return EngineStatus(
             is_alive=self._error is None and self._thread.is_alive(),
             is_draining=self._draining.is_set(),
@@ -149,6 +159,9 @@ class ThreadedEngine:
             num_waiting=waiting,
             seconds_since_step=time.monotonic() - self._beat,
             error=self._error,
+            num_kv_tokens=kv_tokens,
+            num_cache_tokens=cache_tokens,
+            step_cost=self._step_cost,
         )
 
     def shutdown(self, timeout: float) -> None:
@@ -215,6 +228,10 @@ class ThreadedEngine:
 
     def _emit(self, core: "EngineCore", outputs: StepOutputs) -> None:
         self._load_counts = core.num_running, core.num_waiting
+        self._memory_counts = core.num_kv_tokens, core.num_cache_tokens
+        if self._beat - self._step_cost_time > STEP_COST_SECONDS:
+            self._step_cost_time = self._beat
+            self._step_cost = tuple(core.planner.cost.table().items())
         ended = [output.request_id for output in outputs.outputs if output.finish_reason]
         if ended:
             with self._lock:
@@ -226,7 +243,7 @@ class ThreadedEngine:
         with self._lock:
             self._error = error
             pending, self._pending = self._pending, set()
-        self._load_counts = (0, 0)
+        self._load_counts = self._memory_counts = (0, 0)
         ends = tuple(
             EngineOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
             for request_id in sorted(pending)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.config import EngineConfig
-from engine.kv_slots import KvSlots
+from engine.kv_slots import KvSlots, SlotGrant
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.runner import ModelRunner
 from engine.request import Request, RequestStatus
@@ -49,6 +49,7 @@ class _Step:
     outputs: list[EngineOutput] = field(default_factory=list)
     spec: dict[str, SpecStats] = field(default_factory=dict)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
+    trees: list[tuple[str, int]] = field(default_factory=list)
     num_prompt_tokens: int = 0
 
 
@@ -99,6 +100,16 @@ class EngineCore:
         return len(self._scheduler.waiting)
 
     @property
+    def num_kv_tokens(self) -> int:
+        """Committed rows of all running requests."""
+        return sum(request.committed_len for request in self._scheduler.running)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens of ended requests' answers that later ones draft from."""
+        return len(self.planner.cache) if self.planner.cache is not None else 0
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._requests or self._ended)
@@ -108,12 +119,20 @@ class EngineCore:
         if source.request_id in self._requests:
             raise ValueError(f"request id {source.request_id} is in use")
         sampling = source.sampling
-        drafter = build_drafter(self._shared, source.speculation, sampling.seed)
+        drafter = build_drafter(
+            self._shared, source.speculation, sampling.seed, source.prediction_token_ids
+        )
         scanner = None
         if sampling.stop:
             if self._tokenizer is None:
                 raise ValueError("stop strings need a tokenizer")
             scanner = StopScanner(self._tokenizer, sampling.stop, sampling.skip_special_tokens)
+        matcher = None
+        if sampling.grammar is not None:
+            if self._tokenizer is None:
+                raise ValueError("a grammar needs a tokenizer")
+            grammars = self._tokenizer.grammars(self._info.vocab_size, self._info.eos_token_ids)
+            matcher = grammars.matcher(sampling.grammar)
         request = Request(source, drafter, scanner, self._eos_token_ids, self._info.max_model_len)
         self._requests[source.request_id] = request
         self._samplers[source.request_id] = Sampler(
@@ -122,6 +141,7 @@ class EngineCore:
             self._eos_token_ids | frozenset(sampling.stop_token_ids),
             self._info.vocab_size,
             self._runner.device,
+            matcher=matcher,
         )
         self._scheduler.add(request)
 
@@ -146,7 +166,7 @@ class EngineCore:
 
     def step(self) -> StepOutputs:
         """Serve every running request once."""
-        self._admit()
+        grants = self._admit()
         begin = time.perf_counter()
         works = self._scheduler.schedule()
         drafted = self._draft_all(works)
@@ -166,6 +186,9 @@ class EngineCore:
         return StepOutputs(
             outputs=self.drain_ended() + tuple(step.outputs),
             spec=tuple(step.spec.items()),
+            trees=tuple(step.trees),
+            num_prefix_queries=sum(request.num_prompt_tokens for request, _ in grants),
+            num_prefix_hits=sum(grant.num_cached for _, grant in grants),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_prompt_tokens=step.num_prompt_tokens,
@@ -204,8 +227,9 @@ class EngineCore:
         known |= {r.request_id for r in self._scheduler.waiting}
         assert known == set(self._requests) == set(self._samplers), "a request is lost or left over"
 
-    def _admit(self) -> None:
-        for request, grant in self._scheduler.admit():
+    def _admit(self) -> list[tuple[Request, SlotGrant]]:
+        admitted = self._scheduler.admit()
+        for request, grant in admitted:
             request.scheduled_time = time.monotonic()
             if grant.copy_from is not None:
                 self._runner.kv.copy_prefix(grant.copy_from, grant.slot, grant.num_cached)
@@ -215,6 +239,7 @@ class EngineCore:
                     request.drafter.begin(request.token_ids)
                 except Exception as error:
                     self._fail(request, error)
+        return admitted
 
     def _draft_all(self, works: list[Work]) -> list[tuple[Work, TokenTree | None]]:
         """Each work with its tree. Priced drafters share what the others leave, at one price."""
@@ -370,6 +395,7 @@ class EngineCore:
         request.stats += stats
         method = request.source.speculation.method
         step.spec[method] = step.spec.get(method, SpecStats()) + stats
+        step.trees.append((method, tree.num_draft_tokens))
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End one request with an error that is its own; the others go on."""
@@ -416,6 +442,7 @@ class EngineCore:
         self._scheduler.remove(request)
         if isinstance(request.drafter, Auto):
             request.drafter.finish()
+            request.stats += _prediction_stats(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
         return self._output(request, token_ids, logprobs or [], known)
 
@@ -429,3 +456,15 @@ class EngineCore:
             request.first_token_time,
             request.last_token_time,
         )
+
+
+def _prediction_stats(request: Request) -> SpecStats:
+    """What became of the client's prediction, if one was given."""
+    prediction = request.source.prediction_token_ids
+    source = request.drafter.prediction if isinstance(request.drafter, Auto) else None
+    if source is None:  # no prediction, or the request never ran
+        return SpecStats(rejected_prediction_tokens=len(prediction))
+    return SpecStats(
+        accepted_prediction_tokens=source.num_accepted,
+        rejected_prediction_tokens=source.num_rejected,
+    )

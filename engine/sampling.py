@@ -2,16 +2,18 @@
 
 The uniform number of a draw is a pure function of (seed, absolute position). It does not depend on
 the step, the tree, the batch or any generator's state, which is why speculation on or off, alone or
-in company, gives the same text. Rules run only on rows that the walk visits, in the order: logit
-bias, banned ends (min_tokens), repetition, presence and frequency penalties, temperature, top_k,
-top_p, min_p.
+in company, gives the same text. Rules run only on rows that the walk visits, in the order: grammar,
+logit bias, banned ends (min_tokens), repetition, presence and frequency penalties, temperature,
+top_k, top_p, min_p.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.text.grammars import Matcher
 from engine.types import SamplingParams, TokenLogprob
 
 _MASK = (1 << 64) - 1
@@ -97,8 +99,11 @@ class Sampler:
         end_token_ids: frozenset[int],
         vocab_size: int,
         device: torch.device | str = "cpu",
+        *,
+        matcher: Matcher | None = None,
     ) -> None:
         self.params = params
+        self._matcher = matcher
         self._end_ids = torch.tensor(sorted(end_token_ids), dtype=torch.long, device=device)
         self._num_output = 0
         self._bias_ids = torch.tensor([i for i, _ in params.logit_bias], dtype=torch.long).to(
@@ -115,14 +120,17 @@ class Sampler:
         self._has_rules = bool(
             params.logit_bias
             or params.min_tokens
+            or matcher is not None
             or self._counts is not None
             or self._seen is not None
         )
         self.is_argmax = params.is_greedy and not self._has_rules
 
     def observe(self, token_id: int) -> None:
-        """Take note of a token that was committed to the text."""
+        """Take note of a token that was committed to the text. Raises GrammarError."""
         self._num_output += 1
+        if self._matcher is not None:
+            self._matcher.advance(token_id)
         if self._counts is not None:
             self._counts[token_id] += 1.0
         if self._seen is not None:
@@ -137,10 +145,14 @@ class Sampler:
 
     def _apply_rules(self, logits: Tensor) -> Tensor:
         params, logits = self.params, logits.clone()
+        if self._matcher is not None:
+            logits[_banned(self._matcher, logits)] = -torch.inf
         if self._bias_ids.numel():
             logits[self._bias_ids] += self._bias
         if self._num_output < params.min_tokens and self._end_ids.numel():
-            logits[self._end_ids] = -torch.inf
+            ended = logits.index_fill(0, self._end_ids, -torch.inf)
+            if self._matcher is None or ended.max() > -torch.inf:  # a complete text must end
+                logits = ended
         if self._seen is not None:
             penalty = params.repetition_penalty
             penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
@@ -149,6 +161,12 @@ class Sampler:
             logits -= params.frequency_penalty * self._counts
             logits -= params.presence_penalty * (self._counts > 0)
         return logits
+
+
+def _banned(matcher: Matcher, logits: Tensor) -> Tensor:
+    """[vocab] bool: the tokens that the grammar does not allow now."""
+    bits = np.unpackbits(np.frombuffer(matcher.mask(), np.uint8), bitorder="little")
+    return torch.from_numpy(bits[: logits.shape[0]] == 0).to(logits.device)
 
 
 def token_logprob(logits: Tensor, token_id: int, num_top: int) -> TokenLogprob:

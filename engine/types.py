@@ -38,6 +38,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # in the text that stop strings are searched in
     logprobs: int | None = None  # alternatives per generated token; 0: the token's own only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: str | None = None  # compiled by engine.text.grammars; the text follows it to its end
 
     @property
     def is_greedy(self) -> bool:
@@ -71,6 +72,7 @@ class EngineRequest:
     sampling: SamplingParams
     speculation: SpeculationPlan
     arrival_time: float  # time.monotonic()
+    prediction_token_ids: tuple[int, ...] = ()  # text to expect; read by `auto`
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class SpecStats:
     hit_tokens: int = 0  # tokens committed in steps with a candidate tree, bonus included
     tokens: int = 0  # committed tokens
     accepted_per_depth: tuple[int, ...] = ()  # [depth - 1] -> committed draft tokens of that depth
+    accepted_prediction_tokens: int = 0  # of the client's prediction, found in the text in line
+    rejected_prediction_tokens: int = 0  # of the prediction, not in the text
 
     def __add__(self, other: "SpecStats") -> "SpecStats":
         a, b = self.accepted_per_depth, other.accepted_per_depth
@@ -109,6 +113,12 @@ class SpecStats:
             tokens=self.tokens + other.tokens,
             accepted_per_depth=tuple(
                 count + (b[depth] if depth < len(b) else 0) for depth, count in enumerate(a)
+            ),
+            accepted_prediction_tokens=(
+                self.accepted_prediction_tokens + other.accepted_prediction_tokens
+            ),
+            rejected_prediction_tokens=(
+                self.rejected_prediction_tokens + other.rejected_prediction_tokens
             ),
         )
 
@@ -169,6 +179,9 @@ class StepOutputs:
     num_rows: int = 0
     price: float = 0.0  # of `auto`: tokens per second that a node must promise per second it costs
     predicted_tokens: float = 0.0  # of `auto`: expected of this step's requests together
+    trees: tuple[tuple[str, int], ...] = ()  # (method, verified nodes) of each tree of this step
+    num_prefix_queries: int = 0  # prompt tokens of requests that were given a slot in this step
+    num_prefix_hits: int = 0  # those of them whose KV a slot still held
     dead: str | None = None  # the engine has died with this message; nothing follows
 
 

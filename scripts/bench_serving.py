@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Load against any OpenAI-compatible server: what its users would feel, by load.
 
-    python scripts/bench_serving.py --url http://127.0.0.1:8000 --clients 1,4,16
+    python scripts/bench_serving.py --url http://127.0.0.1:8000 --chat --clients 1,4,16
     python scripts/bench_serving.py --rate 0.5,1,2 --slo ttft=500,tpot=50 --json out.json --plots .
 
 Closed loop (`--clients`): so many clients, each sends its next request when the last has ended.
 Open loop (`--rate`): requests arrive by a Poisson process, however slow the server is; their times
 count from the moment they were due. Tokens are counted by the server's usage, never by chunks: a
-speculative server sends several tokens at once. Needs httpx; plots need matplotlib.
+speculative server sends several tokens at once. A model for chats may end raw prompts at once: use
+`--chat`, or --body '{"ignore_eos": true}' where the server knows that. Needs httpx, and matplotlib for
+plots.
 """
 
 import argparse
@@ -130,7 +132,7 @@ async def bench(options: argparse.Namespace) -> list[dict[str, Any]]:
         model = options.model or (await client.get("/v1/models")).json()["data"][0]["id"]
         common = {"model": model, "max_tokens": options.max_tokens, "temperature": 0}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        target = Target(client, common | options.body | stream)
+        target = Target(client, common | options.body | stream, options.chat)
         warm = await target.ask(prompts[0], time.perf_counter())
         if warm.error:
             raise RuntimeError(warm.error)
@@ -187,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=50, metavar="N", help="per load")
     parser.add_argument("--prompts", type=Path, nargs="+", default=PROMPTS, metavar="FILE")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions")
     parser.add_argument("--body", type=json.loads, default={}, help="more fields, as JSON")
     parser.add_argument("--slo", type=_slo, default={}, metavar="ttft=MS,tpot=MS")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals")

@@ -46,21 +46,22 @@ class Target:
 
     client: httpx.AsyncClient
     body: dict[str, Any]
+    is_chat: bool = False
 
     async def ask(self, prompt: str, due: float) -> Answer:
         """Stream one completion. Never raises for what the server does wrong."""
         times: list[float] = []
         tokens = None
-        body = {**self.body, "prompt": prompt}
+        path, body = self._request(prompt)
         try:
-            async with self.client.stream("POST", "/v1/completions", json=body) as response:
+            async with self.client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode("utf-8", "replace")
                     return _failed(due, f"HTTP {response.status_code}: {text[:200]}")
                 async for event in _events(response):
                     if "error" in event:
                         return _failed(due, str(event["error"])[:200])
-                    if any(choice.get("text") for choice in event.get("choices", ())):
+                    if any(map(_text, event.get("choices", ()))):
                         times.append(time.perf_counter() - due)
                     if event.get("usage"):
                         tokens = int(event["usage"]["completion_tokens"])
@@ -72,6 +73,16 @@ class Target:
         times = times or [end]
         gaps = tuple(after - before for before, after in itertools.pairwise(times))
         return Answer(times[0], end, times[-1], gaps, tokens)
+
+    def _request(self, prompt: str) -> tuple[str, dict[str, Any]]:
+        if self.is_chat:
+            messages = [{"role": "user", "content": prompt}]
+            return "/v1/chat/completions", {**self.body, "messages": messages}
+        return "/v1/completions", {**self.body, "prompt": prompt}
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
 
 
 def _failed(due: float, error: str) -> Answer:

@@ -66,6 +66,22 @@ class Answer(ABC):
         body = self._frame(self.body_object, self._whole_choices()) | self._extras()
         return {**body, "usage": self._usage()}
 
+    def facts(self) -> dict[str, Any]:
+        """What the log says of the answer, whole or not. Times are the first choice's."""
+        stats = sum((choice.stats for choice in self._choices), SpecStats())
+        times = self._choices[0].times
+        return {
+            "response_id": self._job.response_id,
+            "prompt_tokens": self._job.num_prompt_tokens,
+            "cached_tokens": sum(choice.num_cached_tokens for choice in self._choices),
+            "completion_tokens": sum(len(choice.token_ids) for choice in self._choices),
+            "finish_reason": ",".join(choice.finish_reason or "none" for choice in self._choices),
+            "method": self._job.method,
+            "tau": round(stats.tau, 3) if stats.steps else None,
+            "queue_seconds": round(times.scheduled - times.arrival, 4) if times else None,
+            "ttft_seconds": round(times.first_token - times.arrival, 4) if times else None,
+        }
+
     @abstractmethod
     def _chunks(self, index: int, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
         """The chunks of one delta, at least one if it ends the choice."""
@@ -96,15 +112,23 @@ class Answer(ABC):
             extras["speculation"] = self._speculation()
         return extras
 
-    def _usage(self) -> dict[str, int]:
-        """Each prompt once, the completions of all choices, committed tokens only."""
+    def _usage(self) -> dict[str, Any]:
+        """Each prompt once, the completions of all choices, committed tokens only. What became of
+        a prediction is known at the end, and never counted among the completion's tokens."""
         prompt = self._job.num_prompt_tokens
         completion = sum(len(choice.token_ids) for choice in self._choices)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        if self._request.prediction is not None and self.is_done:
+            stats = [choice.stats for choice in self._choices]
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(s.accepted_prediction_tokens for s in stats),
+                "rejected_prediction_tokens": sum(s.rejected_prediction_tokens for s in stats),
+            }
+        return usage
 
     def _speculation(self) -> dict[str, Any]:
         """Counters summed over choices, and the ratios that follow from them."""

@@ -6,16 +6,21 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
+from starlette.middleware.cors import CORSMiddleware
 
 from engine import __version__
 from engine.api import EngineClient, SpeculationConfig
 from server import errors, openapi
+from server.api_keys import ApiKeys
+from server.auth import Authorisation
 from server.context import Context
 from server.convert import RequestConverter
 from server.dispatcher import Dispatcher
+from server.live_speculation import LiveSpeculation
 from server.metrics import Metrics
-from server.routes import chat, completions, health, metrics, models, tokenize, version
-from server.settings import ServerSettings
+from server.rate_limiter import RateLimiter
+from server.routes import admin, chat, completions, health, metrics, models, tokenize, version
+from server.settings import ServerSettings, Settings
 from server.text import TextCodec
 from server.tracing import RequestTracing
 
@@ -25,12 +30,16 @@ def create_app(
     tokenizer: TextCodec,
     speculation: SpeculationConfig,
     settings: ServerSettings | None = None,
+    resolved: Settings | None = None,
 ) -> FastAPI:
     """The HTTP front of a loaded engine. Its lifespan starts the engine and shuts it down.
 
-    Raises ConfigError if the configured chat template cannot be read.
+    `resolved`: the whole configuration, for administrators to read. Raises ConfigError if the
+    configured chat template or file of keys cannot be read.
     """
     settings = settings or ServerSettings()
+    keys = ApiKeys(settings)
+    live = LiveSpeculation(speculation)
     app = FastAPI(
         title="Treeline",
         version=__version__,
@@ -39,21 +48,33 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    collected = Metrics(engine.info.model_name, speculation.tree.depth)
+    collected = Metrics(engine.info, speculation.tree.depth)
     app.state.context = Context(
         engine=engine,
         tokenizer=tokenizer,
-        speculation=speculation,
+        live_speculation=live,
         settings=settings,
         version=__version__,
-        converter=RequestConverter(tokenizer, engine.info, speculation, settings),
+        converter=RequestConverter(tokenizer, engine.info, live, settings),
         metrics=collected,
-        dispatcher=Dispatcher(engine, collected),
+        dispatcher=Dispatcher(engine, collected, settings),
+        resolved=resolved,
     )
+    # The last added is the outermost: what is refused has an id and a log line too.
+    limiter = RateLimiter(settings.rate_limit) if settings.rate_limit else None
+    app.add_middleware(Authorisation, keys=keys, limiter=limiter, metrics=collected)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "Retry-After"),
+        )
     app.add_middleware(RequestTracing)
-    errors.install(app)
+    errors.install(app, collected.count_rejected)
     openapi.install(app)
-    for route in (completions, chat, models, tokenize, health, metrics, version):
+    for route in (completions, chat, models, tokenize, health, metrics, version, admin):
         app.include_router(route.router)
     return app
 

@@ -4,7 +4,7 @@ retracted. Streams and whole answers read the same object, so their texts and co
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api import EngineOutput, FinishReason, SpecStats, TokenLogprob
+from engine.api import EngineOutput, FinishReason, RequestTimes, SpecStats, TokenLogprob
 from engine.text.stop import StopFilter
 from server.errors import internal_error, unavailable
 from server.schemas.generation import GenerationRequest
@@ -54,6 +54,8 @@ class Choice:
         self.token_ids: list[int] = []
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         self.stats = SpecStats()
+        self.times: RequestTimes | None = None
+        self.num_cached_tokens = 0
         self.is_new = True  # nothing has come yet
 
     @property
@@ -66,6 +68,11 @@ class Choice:
         """The last delta, once it has come."""
         assert self._end is not None
         return self._end
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, if it has."""
+        return None if self._end is None else self._end.finish_reason
 
     @property
     def mean_logprob(self) -> float:
@@ -84,6 +91,8 @@ class Choice:
             self.prompt_logprobs = output.prompt_logprobs
         if output.stats is not None:
             self.stats = output.stats
+        self.times = output.times
+        self.num_cached_tokens = output.num_cached_tokens
         text, entries = self._decode(output)
         if reason is not None:
             text += self._detokenizer.flush()

@@ -20,6 +20,7 @@ from server.settings import SCHEMA, Settings
 FLAGS = {
     "--host": "server.host",
     "--port": "server.port",
+    "--api-key": "server.api_key",
     "--method": "speculation.method",
     "--width": "speculation.tree.width",
     "--depth": "speculation.tree.depth",

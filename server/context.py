@@ -8,9 +8,10 @@ from fastapi import Request
 from engine.api import EngineClient, EngineInfo, SpeculationConfig
 from server.convert import RequestConverter
 from server.dispatcher import Dispatcher
+from server.live_speculation import LiveSpeculation
 from server.metrics import Metrics
 from server.schemas.generation import GenerationRequest
-from server.settings import ServerSettings
+from server.settings import ServerSettings, Settings
 from server.text import TextCodec
 
 
@@ -20,12 +21,18 @@ class Context:
 
     engine: EngineClient
     tokenizer: TextCodec
-    speculation: SpeculationConfig
+    live_speculation: LiveSpeculation
     settings: ServerSettings
     version: str
     converter: RequestConverter
     metrics: Metrics
     dispatcher: Dispatcher
+    resolved: Settings | None = None  # the whole configuration, if the app was made from one
+
+    @property
+    def speculation(self) -> SpeculationConfig:
+        """The default method, the bounds and each method's constants, as they are now."""
+        return self.live_speculation.current
 
     @property
     def info(self) -> EngineInfo:

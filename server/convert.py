@@ -17,17 +17,22 @@ from engine.api import (
     EngineRequest,
     RequestError,
     SamplingParams,
-    SpeculationConfig,
 )
 from server.errors import ApiError, bad_request
 from server.job import Echo, Job
+from server.live_speculation import LiveSpeculation
 from server.schemas.chat import ChatRequest
 from server.schemas.completion import CompletionRequest
 from server.schemas.generation import GenerationRequest
 from server.schemas.prompt import PromptText
 from server.schemas.template import TemplateFields
+from server.schemas.tools import Tool
 from server.settings import ServerSettings
+from server.structure import Structure, shown_tools
 from server.text import TextCodec
+from server.tool_format import ToolFormat
+
+PREDICTING = "auto"  # the method that reads predictions, and the default where one is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class _Sequences:
     logprobs: int | None
     prompt_logprobs: int | None = None
     echoes: Sequence[Echo] = ()
+    grammar: str | None = None
+    tool_format: ToolFormat | None = None
 
 
 def choice_seed(seed: int | None, choice: int) -> int:
@@ -67,7 +74,7 @@ class RequestConverter:
         self,
         tokenizer: TextCodec,
         info: EngineInfo,
-        speculation: SpeculationConfig,
+        speculation: LiveSpeculation,
         settings: ServerSettings,
     ) -> None:
         """Raises ConfigError if the configured chat template cannot be read."""
@@ -76,6 +83,7 @@ class RequestConverter:
         self._speculation = speculation
         self._settings = settings
         self._template = _read_template(settings.chat_template)
+        self.structure = Structure(tokenizer, info, self._template, settings.tool_parser)
 
     def completion(self, body: CompletionRequest, arrival: float) -> Job:
         """The job of a completion. Raises ApiError or RequestError naming the field."""
@@ -105,6 +113,7 @@ class RequestConverter:
             logprobs=0 if ranks_candidates else body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
             echoes=echoes,
+            grammar=self.structure.grammar(body),
         )
         return self._job(body, sequences, arrival)
 
@@ -113,23 +122,37 @@ class RequestConverter:
         self.check_model(body.model)
         self._check_counts(body, 1)
         logprobs = body.num_logprobs
-        ids = self._truncate(self.chat_token_ids(body, body.add_special_tokens), body)
+        grammar = self.structure.grammar(body)
+        whole = self.chat_token_ids(body, body.add_special_tokens, shown_tools(body))
+        ids = self._truncate(whole, body)
         wish, field = body.length_wish
         room = self._info.max_model_len - len(ids)
         length = self._max_tokens(len(ids), wish, max(room, 1), "messages", field)
-        return self._job(body, _Sequences("chatcmpl", [ids], [length], body.n, logprobs), arrival)
+        sequences = _Sequences(
+            "chatcmpl",
+            [ids],
+            [length],
+            body.n,
+            logprobs,
+            grammar=grammar,
+            tool_format=self.structure.tool_format(body),
+        )
+        return self._job(body, sequences, arrival)
 
     def check_model(self, name: str) -> None:
         """Raises ApiError 404 unless `name` is served here."""
         if name != self._info.model_name:
             raise model_not_found(name)
 
-    def chat_token_ids(self, body: TemplateFields, add_special_tokens: bool) -> tuple[int, ...]:
-        """The prompt that the model's template makes of messages."""
+    def chat_token_ids(
+        self, body: TemplateFields, add_special_tokens: bool, tools: Sequence[Tool]
+    ) -> tuple[int, ...]:
+        """The prompt that the model's template makes of messages and tools."""
         text = self._tokenizer.render_chat(
             [message.for_template() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
+            tools=[tool.for_template() for tool in tools] or None,
             template=self._template,
             variables=body.chat_template_kwargs,
         )
@@ -161,22 +184,38 @@ class RequestConverter:
             raise bad_request("'stream_options' needs 'stream: true'.", "stream_options")
         self.check_vocabulary(body.stop_token_ids, "stop_token_ids")
         self.check_vocabulary([token_id for token_id, _ in body.logit_bias], "logit_bias")
-        wish = body.speculation
-        plan = self._speculation.resolve(wish.method, wish.width, wish.depth, wish.budget)
+        wish, prediction = body.speculation, self._prediction(body)
+        method = wish.method or (PREDICTING if body.prediction else None)
+        plan = self._speculation.resolve(method, wish.width, wish.depth, wish.budget)
         job_id = f"{sequences.prefix}-{uuid.uuid4().hex}"
         requests: list[EngineRequest] = []
         for ids, max_tokens in zip(sequences.prompts, sequences.max_tokens, strict=True):
             for choice in range(sequences.num_candidates):
                 sampling = _sampling(body, sequences, max_tokens, choice_seed(body.seed, choice))
                 request_id = f"{job_id}-{len(requests)}"
-                requests.append(EngineRequest(request_id, ids, sampling, plan, arrival))
+                requests.append(EngineRequest(request_id, ids, sampling, plan, arrival, prediction))
         return Job(
             job_id,
             int(time.time()),
             sequences.num_candidates,
             tuple(requests),
             sequences.echoes,
+            sequences.tool_format,
         )
+
+    def _prediction(self, body: GenerationRequest) -> tuple[int, ...]:
+        """Token ids of the predicted text. Raises ApiError if the method would ignore them."""
+        if body.prediction is None:
+            return ()
+        method = body.speculation.method or PREDICTING
+        if method != PREDICTING:
+            message = f"'prediction' needs speculation method '{PREDICTING}', not {method!r:.80}."
+            raise bad_request(message, "prediction", "unsupported_parameter")
+        try:
+            ids = self._tokenizer.encode(body.prediction.content, False)
+        except RequestError as error:
+            raise bad_request(str(error), "prediction.content") from error
+        return tuple(ids)
 
     def _check_counts(self, body: GenerationRequest, num_prompts: int) -> None:
         if num_prompts > self._settings.max_prompts:
@@ -270,4 +309,5 @@ def _sampling(
         skip_special_tokens=body.skip_special_tokens,
         logprobs=sequences.logprobs,
         prompt_logprobs=sequences.prompt_logprobs,
+        grammar=sequences.grammar,
     )

@@ -5,7 +5,7 @@ known before a stream begins. Nothing here may leak an internal message into a 5
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -18,7 +18,16 @@ from engine.api import EngineDeadError, RequestError
 
 logger = logging.getLogger("treeline.http")
 
+_INVALID = frozenset({400, 404, 405, 413, 415})
 CLIENT_LEFT = 499  # nobody reads it; the access log shows it
+
+
+_TYPES = {
+    403: "permission_error",
+    408: "timeout",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+}
 
 
 class ApiError(Exception):
@@ -43,8 +52,8 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's coarse error class."""
-        if self.status == 503:
-            return "service_unavailable"
+        if self.status in _TYPES:
+            return _TYPES[self.status]
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
@@ -76,6 +85,11 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="service_unavailable", headers={"Retry-After": "1"})
 
 
+def timed_out(seconds: float) -> ApiError:
+    """A 408: the request took longer than any may."""
+    return ApiError(408, f"The request took more than {seconds:g} s.", code="timeout")
+
+
 def internal_error(request_id: str) -> ApiError:
     """A 500: our fault, with what an operator needs to find it in the log."""
     message = f"The server failed on this request; its log names {request_id}."
@@ -92,15 +106,19 @@ def _from_http(error: HTTPException, request: Request) -> ApiError:
     return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every exception that a route may raise on purpose."""
+def install(app: FastAPI, reject: Callable[[str], None]) -> None:
+    """Answer every exception that a route may raise on purpose. `reject` counts, by reason, what
+    was refused here."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
+        if error.status in _INVALID:
+            reject("body_size" if error.status == 413 else "invalid")
         return error.response()
 
     @app.exception_handler(RequestError)
     async def on_request_error(_: Request, error: RequestError) -> Response:
+        reject("invalid")
         code = error.code or "invalid_value"
         return ApiError(400, str(error), param=error.param, code=code).response()
 
@@ -111,6 +129,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
+        reject("invalid")
         return _from_http(error, request).response()
 
     @app.exception_handler(ClientLeftError)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api import EngineRequest
+from server.tool_format import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Job:
     num_candidates: int
     requests: tuple[EngineRequest, ...]
     echoes: Sequence[Echo] = ()  # one per prompt, if asked for
+    tool_format: ToolFormat | None = None  # how tool calls stand in the text; None: there are none
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -4,20 +4,29 @@ One registry per app and one process, so there is no directory to share. Every c
 from the start, and no label ever holds a client's text.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 
+from engine import __version__
 from engine.api import (
-    METHODS,
+    EngineInfo,
     EngineOutput,
     EngineStatus,
     FinishReason,
     RequestTimes,
-    SpecStats,
     StepOutputs,
 )
+from server.spec_metrics import SIZE_BUCKETS, SpecMetrics
 
 # Seconds. Speculation gives tokens 1 to 10 ms apart, so the buckets resolve 1 ms there.
 LATENCY_BUCKETS = (
@@ -25,53 +34,55 @@ LATENCY_BUCKETS = (
     *(0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
 )
-SPEC_SUMS = {
-    "steps": "Target forwards that gave tokens.",
-    "drafts": "Steps with a non-empty candidate tree.",
-    "draft_tokens": "Verified tree nodes, anchors not counted.",
-    "explored_tokens": "Exploration nodes, computed but never verified.",
-    "accepted_tokens": "Draft tokens committed, after any cut.",
-    "hit_tokens": "Tokens committed in steps with a candidate tree.",
-    "tokens": "Tokens committed.",
-}
-SIZE_BUCKETS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class _SpecCounters:
-    """One method's children; `sums` by the name of the SpecStats field that they sum."""
-
-    sums: Mapping[str, Counter]
-    accepted_per_position: Sequence[Counter]
-    tree_size: Histogram
-
-    def add(self, stats: SpecStats) -> None:
-        for field, counter in self.sums.items():
-            counter.inc(getattr(stats, field))
-        for position, count in enumerate(stats.accepted_per_depth):
-            self.accepted_per_position[position].inc(count)
-        for _ in range(stats.steps):
-            self.tree_size.observe(stats.draft_tokens / stats.steps)
+REJECTIONS = (
+    "queue_requests",  # 503: too many sequences wait
+    "queue_tokens",  # 503: too many prompt tokens wait
+    "draining",  # 503: the server is shutting down
+    "engine",  # 503: the engine is dead
+    "timeout",  # 408
+    "rate_limit",  # 429
+    "api_key",  # 401
+    "admin_key",  # 403
+    "body_size",  # 413
+    "invalid",  # every other 4xx
+)
 
 
 class Metrics:
     """All series of one app. Called on the event loop only."""
 
-    def __init__(self, model_name: str, max_depth: int) -> None:
+    def __init__(self, info: EngineInfo, max_depth: int) -> None:
         """`max_depth`: the deepest level that any tree may have."""
         self.registry = CollectorRegistry()
-        self._model = model_name
+        self._model = info.model_name
         self._running = self._gauge("num_requests_running", "Sequences that hold a KV slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for a KV slot.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens computed.")
         self._generated = self._counter("generation_tokens", "Tokens given to clients.")
-        ends = Counter(
-            "treeline_request_success",
+        self._ends = self._by_label(
+            "request_success",
             "Sequences that ended, by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+            "finished_reason",
+            [reason.value for reason in FinishReason],
         )
-        self._ends = {reason: ends.labels(model_name, reason.value) for reason in FinishReason}
+        self._rejected = self._by_label(
+            "requests_rejected",
+            "Requests refused or given up by the HTTP side, by reason.",
+            "reason",
+            REJECTIONS,
+        )
+        self._kv_tokens = self._gauge("kv_tokens", "Committed KV rows of running sequences.")
+        capacity = self._gauge("kv_capacity_tokens", "KV rows of all slots together.")
+        capacity.set(info.max_batch * info.max_model_len)
+        self._cache_tokens = self._gauge(
+            "answer_cache_tokens", "Tokens of ended requests' answers that are drafted from."
+        )
+        self._prefix_queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in what slots hold."
+        )
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens whose KV a slot still held."
+        )
         self._ttft = self._latency("time_to_first_token", "Arrival to first token.")
         self._inter_token = self._latency("inter_token_latency", "Mean gap of a block's tokens.")
         self._e2e = self._latency("e2e_request_latency", "Arrival to last token.")
@@ -83,15 +94,24 @@ class Metrics:
             ["model_name"],
             buckets=SIZE_BUCKETS,
             registry=self.registry,
-        ).labels(model_name)
-        self._spec = self._spec_counters(max_depth)
+        ).labels(self._model)
+        self._step_cost = Gauge(
+            "treeline_step_cost_seconds",
+            "A forward pass of so many rows, as measured and corrected by every step.",
+            ["model_name", "rows"],
+            registry=self.registry,
+        )
+        self._spec = SpecMetrics(self.registry, self._model, max_depth)
         self._last_token: dict[str, float] = {}
+        ProcessCollector(registry=self.registry)
+        self._build(info)
 
     def observe_step(self, step: StepOutputs, now: float) -> None:
         """Count one engine step that ended at `now`, seconds of time.monotonic()."""
         self._prompt_tokens.inc(step.num_prompt_tokens)
-        for method, stats in step.spec:
-            self._spec[method].add(stats)
+        self._prefix_queries.inc(step.num_prefix_queries)
+        self._prefix_hits.inc(step.num_prefix_hits)
+        self._spec.observe(step)
         if step.num_rows:
             self._step_rows.observe(step.num_rows)
             for phase, seconds in (
@@ -103,10 +123,18 @@ class Metrics:
         for output in step.outputs:
             self._observe_output(output, now)
 
+    def count_rejected(self, reason: str) -> None:
+        """Count one request that was not served, for one of REJECTIONS."""
+        self._rejected[reason].inc()
+
     def render(self, status: EngineStatus) -> bytes:
         """The exposition text, with the load as it is now."""
         self._running.set(status.num_running)
         self._waiting.set(status.num_waiting)
+        self._kv_tokens.set(status.num_kv_tokens)
+        self._cache_tokens.set(status.num_cache_tokens)
+        for rows, seconds in status.step_cost:
+            self._step_cost.labels(self._model, str(rows)).set(seconds)
         return generate_latest(self.registry)
 
     def _observe_output(self, output: EngineOutput, now: float) -> None:
@@ -138,6 +166,12 @@ class Metrics:
         counter = Counter(f"treeline_{name}", help_, ["model_name"], registry=self.registry)
         return counter.labels(self._model)
 
+    def _by_label(
+        self, name: str, help_: str, label: str, values: Sequence[str]
+    ) -> dict[str, Counter]:
+        family = Counter(f"treeline_{name}", help_, ["model_name", label], registry=self.registry)
+        return {value: family.labels(self._model, value) for value in values}
+
     def _latency(self, name: str, help_: str) -> Histogram:
         histogram = Histogram(
             f"treeline_{name}_seconds",
@@ -160,33 +194,15 @@ class Metrics:
             phase: histogram.labels(self._model, phase) for phase in ("draft", "forward", "walk")
         }
 
-    def _spec_counters(self, max_depth: int) -> dict[str, _SpecCounters]:
-        labels = ["model_name", "method"]
-
-        sums = {
-            field: Counter(
-                f"treeline_spec_decode_num_{field}", help_, labels, registry=self.registry
-            )
-            for field, help_ in SPEC_SUMS.items()
-        }
-        per_pos = Counter(
-            "treeline_spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens committed, by 0-based depth below the anchor.",
-            [*labels, "position"],
-            registry=self.registry,
+    def _build(self, info: EngineInfo) -> None:
+        Info("treeline_build", "What runs here.", registry=self.registry).info(
+            {
+                "version": __version__,
+                "torch": version("torch"),
+                "transformers": version("transformers"),
+                "model_name": info.model_name,
+                "architecture": info.architecture,
+                "device": info.device,
+                "dtype": info.dtype,
+            }
         )
-        tree_size = Histogram(
-            "treeline_spec_decode_tree_size",
-            "Verified nodes per tree, averaged over the trees of one method in one step.",
-            labels,
-            buckets=SIZE_BUCKETS,
-            registry=self.registry,
-        )
-        return {
-            method: _SpecCounters(
-                {field: counter.labels(self._model, method) for field, counter in sums.items()},
-                [per_pos.labels(self._model, method, str(depth)) for depth in range(max_depth)],
-                tree_size.labels(self._model, method),
-            )
-            for method in METHODS
-        }

@@ -6,11 +6,12 @@ It imports engine.config, not engine.api, so that a wrong key is reported withou
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from engine.config import EngineConfig, ModelConfig, Range, SpeculationConfig
+from engine.config import EngineConfig, ModelConfig, OneOf, Range, SpeculationConfig
+from engine.errors import ConfigError
 from server.config_file import parse_value
 from server.config_schema import Schema
 
@@ -24,9 +25,38 @@ class ServerSettings:
     max_body_bytes: Annotated[int, Range(1024)] = 8 * 1024 * 1024
     max_prompts: Annotated[int, Range(1)] = 128  # prompts in one request's list
     max_n: Annotated[int, Range(1)] = 16  # completions of one prompt
+    max_queued_requests: Annotated[int, Range(0)] = 256  # sequences that may wait for a slot
+    max_queued_tokens: Annotated[int, Range(1)] = 262144  # prompt tokens that may wait
+    request_seconds: Annotated[float, Range(0.0)] = 600.0  # arrival to last byte; 0: no limit
+    stall_seconds: Annotated[float, Range(1, 3600)] = 60.0  # for a stream's client to take a chunk
+    ready_seconds: Annotated[float, Range(0.01, 3600)] = 120.0  # without a step, while work waits
     drain_seconds: Annotated[int, Range(1, 3600)] = 30  # on SIGTERM, for what still runs
     keep_alive_seconds: Annotated[float, Range(0, 3600)] = 0.0  # between SSE comments; 0: none
     chat_template: Path | None = None  # a Jinja file, instead of the model's own template
+    # How the model writes tool calls; auto: as its chat template asks it to.
+    tool_parser: Annotated[str, OneOf(("auto", "hermes", "llama3_json", "json"))] = "auto"
+    api_key: str | None = field(default=None, repr=False)  # one key that requests must bear
+    admin_key: str | None = field(default=None, repr=False)  # opens /admin too; None: nothing does
+    api_key_file: Path | None = None  # more keys, one a line
+    rate_limit: str | None = None  # such as "60/minute", for each key or else each address
+    cors_origins: tuple[str, ...] = ()  # of pages whose scripts may ask; "*": any
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    log_format: Annotated[str, OneOf(("console", "json"))] = "console"
+    log_prompts: bool = False  # the prompts' text in the log, which otherwise holds none
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for half a TLS key pair or a rate that cannot be read."""
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile go together")
+        if self.rate_limit is not None:
+            from limits import parse_many  # seldom wanted, and not quick to import
+
+            try:
+                parse_many(self.rate_limit)
+            except ValueError as error:
+                message = f'rate_limit must read like "60/minute", got {self.rate_limit}'
+                raise ConfigError(message) from error
 
 
 SCHEMA = Schema(
@@ -37,6 +67,8 @@ SCHEMA = Schema(
         "server": ServerSettings,
     }
 )
+
+SECRETS = ("server.api_key", "server.admin_key")  # never shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,10 @@ class Settings:
                 if sections[: depth + 1] != above[: depth + 1]:
                     lines.append(f"{'  ' * depth}{section}:")
             above = sections
-            text = f"{'  ' * len(sections)}{name}: {_yaml(self.value(path))}"
+            value = self.value(path)
+            text = f"{'  ' * len(sections)}{name}: {_yaml(value)}"
+            if path in SECRETS and value is not None:
+                text = f"{'  ' * len(sections)}# {name}: hidden"
             lines.append(f"{text:<48}  # {self.origins.get(path, 'default')}")
         return "\n".join(lines) + "\n"
 

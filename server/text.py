@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from engine.text.grammars import Grammars
+
 
 class TextDecoder(Protocol):
     """Text of one growing token list, never retracted, never a split character."""
@@ -18,6 +20,10 @@ class TextDecoder(Protocol):
 
 class TextCodec(Protocol):
     """Text to ids and back. engine.text.tokenizer.Tokenizer is the real one."""
+
+    def grammars(self, vocab_size: int, eos_token_ids: Sequence[int]) -> Grammars:
+        """The grammar compiler for a model of this tokenizer, always the same object."""
+        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`."""

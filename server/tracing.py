@@ -2,7 +2,7 @@
 
 The client's `x-request-id` is echoed for its own tracing and never identifies anything inside: two
 clients may send the same one. It also is the last line of defence, where an unforeseen exception
-becomes an opaque 500 in OpenAI's shape.
+becomes an opaque 500 in OpenAI's shape, and where a request's one log line is written.
 """
 
 import logging
@@ -12,6 +12,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access_log import RequestRecord, attach, write
 from server.errors import internal_error
 
 logger = logging.getLogger("treeline.http")
@@ -27,7 +28,8 @@ def trace_id(sent: str | None) -> str:
 
 
 class RequestTracing:
-    """ASGI middleware: sets `x-request-id` on every answer, turns stray exceptions into 500s."""
+    """ASGI middleware: sets `x-request-id` on every answer, turns stray exceptions into 500s, logs
+    each request once, when it has ended."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,12 +39,15 @@ class RequestTracing:
             await self._app(scope, receive, send)
             return
         request_id = trace_id(Headers(scope=scope).get("x-request-id"))
+        record = RequestRecord(request_id, scope["method"], scope["path"])
+        attach(scope, record)
         is_started = False
 
         async def traced_send(message: Message) -> None:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
+                record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -53,3 +58,5 @@ class RequestTracing:
             if is_started:
                 raise
             await internal_error(request_id).response()(scope, receive, traced_send)
+        finally:
+            write(record)

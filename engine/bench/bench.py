@@ -66,6 +66,7 @@ class Bench:
         core.share(shared)
         requests = [self.request(arm, prompt, limit) for prompt in prompts]
         produced: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        firsts: dict[str, float] = {}
         stats, forward, num_steps, predicted, realised = SpecStats(), 0.0, 0, 0.0, 0
         begin = time.perf_counter()
         for request in requests:
@@ -79,16 +80,18 @@ class Bench:
                 realised += sum(counts.tokens for _, counts in step.spec)
             for output in step.outputs:
                 produced[output.request_id] += output.new_token_ids
+                firsts.setdefault(output.request_id, time.perf_counter() - begin)
                 if output.error:
                     raise RuntimeError(f"{arm.label}: {output.error}")
                 stats += output.stats or SpecStats()
         seconds = time.perf_counter() - begin
         token_ids = tuple(tuple(tokens) for tokens in produced.values())
-        return Trial(token_ids, stats, seconds, forward, num_steps, predicted, realised)
+        first = tuple(firsts[request.request_id] for request in requests)
+        return Trial(token_ids, stats, seconds, forward, num_steps, first, predicted, realised)
 
     def request(self, arm: Arm, prompt: str, limit: int | None = None) -> EngineRequest:
         """One user message as the engine takes it. Raises ConfigError if it fills the context."""
-        token_ids = self._encode(prompt)
+        token_ids = self.encode(prompt)
         room = self.core.max_model_len - len(token_ids)
         if room < 1:
             raise ConfigError(f"a prompt of {len(token_ids)} tokens leaves no room for an answer")
@@ -99,7 +102,8 @@ class Bench:
             f"bench-{self._num_requests}", tuple(token_ids), sampling, arm.plan, time.monotonic()
         )
 
-    def _encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str) -> list[int]:
+        """The token ids of a user message."""
         if self._is_raw or not self._tokenizer.has_chat_template:
             return self._tokenizer.encode(prompt)
         text = self._tokenizer.render_chat([{"role": "user", "content": prompt}])

@@ -15,6 +15,7 @@ class Trial:
     seconds: float  # from adding the first request to the last token
     forward_seconds: float  # of that, inside forward passes
     num_steps: int  # engine steps; prompts that run together share them
+    ttft_seconds: tuple[float, ...] = ()  # per prompt, from the group's begin
     predicted_tokens: float = 0.0  # what a priced method expected of the steps that it priced
     realised_tokens: int = 0  # what these steps gave
 

@@ -6,6 +6,7 @@ look-up and one unpacking.
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,32 +16,42 @@ from engine.spec.token_source import NUM_SILENT, Proposal
 Tail = tuple[int, int, int]  # the last three tokens, -1 where there is none
 
 _BUCKETS = 16  # half bits of -log2 of the score
-_TIERS = 3
-_TIER_PRIORS = (0.5, 0.7, 0.85, 0.2, 0.3)  # acceptance over score, by tier; then as a back-off
-_LAST = NUM_SILENT + _BUCKETS - 1  # too unlikely to be named
+# Acceptance over score: by number of known tokens, then of what such a row adds to a longer one's.
+_PRIORS = (0.5, 0.7, 0.85, 0.2, 0.3)
+_BACK_OFF = 3 * _BUCKETS
+# For a token without a row: what was said after another token in its place, and the commonest.
+_SKIP_PRIOR, _SKIP = 0.15, 5 * _BUCKETS
+_COMMON_PRIORS = (0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02, 0.015, 0.015, 0.01, 0.01)
+_COMMON = NUM_SILENT + 6 * _BUCKETS
 
 
 class AdjacencySource:
-    """The best `width` successors after the last three, two or one tokens; the longest wins.
+    """The best `width` successors after the last three, two and one tokens; the longest wins.
 
-    Features: how many tokens matched, and the score's bucket. The score is the softmax over the
-    `width` best logits alone; what that overstates, calibration takes back. Later rows overwrite
-    earlier ones; each tier keeps `max_keys` keys, the oldest leave first.
+    Features: how many tokens matched, whether more did for others, and the score's bucket. The
+    score is the softmax over the `width` best logits alone; what that overstates, calibration takes
+    back. Later rows overwrite earlier ones; of more than `max_keys` keys the first learned leave.
     """
 
     priors: Sequence[float] = (
         *(0.0,) * NUM_SILENT,
         *(
             prior * 2.0 ** (-(bucket + 0.5) / 2)
-            for prior in _TIER_PRIORS
+            for prior in (*_PRIORS, _SKIP_PRIOR)
             for bucket in range(_BUCKETS)
         ),
+        *_COMMON_PRIORS,
     )
 
     def __init__(self, width: int, max_keys: int) -> None:
         self._width = width
         self._max_keys = max_keys
-        self._tiers: tuple[dict[Tail, bytes], ...] = tuple({} for _ in range(_TIERS))
+        self._by_one: dict[int, bytes] = {}
+        self._by_two: dict[tuple[int, int], bytes] = {}
+        self._by_three: dict[Tail, bytes] = {}
+        self._by_skip: dict[int, bytes] = {}  # said two tokens after the key
+        self._counts: dict[int, int] = {}  # of committed tokens
+        self._common: list[int] = []  # the most frequent ones, best first
         self._layout = struct.Struct(f"<{width}i{width}b")
         self._tail: Tail = (-1, -1, -1)
 
@@ -60,15 +71,27 @@ class AdjacencySource:
             axis=1,
         ).tobytes()
         size = self._layout.size
-        by_one, by_two, by_three = self._tiers
+        by_one, by_two, by_three = self._by_one, self._by_two, self._by_three
+        by_skip = self._by_skip
         for index, tail in enumerate(tails):
             row = packed[index * size : (index + 1) * size]
-            by_one[-1, -1, tail[2]] = row
-            by_two[-1, tail[1], tail[2]] = row
-            by_three[tail] = row
-        for tier in self._tiers:
-            while len(tier) > self._max_keys:
-                del tier[next(iter(tier))]
+            by_one[tail[2]] = by_two[tail[1:]] = by_three[tail] = by_skip[tail[1]] = row
+        for table in (by_one, by_two, by_three, by_skip):
+            _shrink(table, self._max_keys)
+
+    def count(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens, the prompt's included."""
+        counts, common = self._counts, self._common
+        for token in tokens:
+            counts[token] = counts.get(token, 0) + 1
+            if token not in common:
+                if len(common) < len(_COMMON_PRIORS):
+                    common.append(token)
+                elif counts[token] > counts[common[-1]]:
+                    common[-1] = token
+                else:
+                    continue
+            common.sort(key=counts.__getitem__, reverse=True)
 
     def start(self, tail: Tail) -> None:
         """Set the last committed tokens."""
@@ -84,28 +107,52 @@ class AdjacencySource:
 
     def propose(self, state: Tail) -> Proposal:
         """The best successors after the longest known tail, then what shorter ones add."""
-        _, previous, last = state
-        by_one, by_two, by_three = self._tiers
-        rows = (
-            (by_three.get(state), 2 * _BUCKETS),
-            (by_two.get((-1, previous, last)), _BUCKETS),
-            (by_one.get((-1, -1, last)), 0),
-        )
-        width = self._width
-        silent, backs_off = 0, 0
+        one = self._by_one.get(state[2])
+        if one is None:
+            return 0, self._guess(state[1])
+        two = self._by_two.get(state[1:])
+        three = self._by_three.get(state)
         found: dict[int, int] = {}
-        for row, offset in rows:
-            if row is None:
-                continue
-            values = self._layout.unpack(row)
-            if not silent:
-                best = values[width] - NUM_SILENT
-                silent = 3 if best < 1 else 2 if best < 2 else 1  # top score above .7, .5, or below
-            offset += backs_off
-            for token, code in zip(values, values[width:], strict=False):
-                if code >= _LAST:
-                    break
-                if token not in found:
-                    found[token] = code + offset
-            backs_off = 3 * _BUCKETS
-        return silent, list(found.items())
+        best = self._add(found, one, 0 if two is None else _BACK_OFF)
+        if two is not None and two is not one:
+            best = self._add(found, two, _BUCKETS + (0 if three is None else _BACK_OFF))
+        if three is not None:
+            best = self._add(found, three, 2 * _BUCKETS)
+        # The best score is above .7, above .5, or below.
+        return 3 if best < 1 else 2 if best < 2 else 1, list(found.items())
+
+    def _guess(self, previous: int) -> list[tuple[int, int]]:
+        """For a token without a row: the row of another token in its place, and common tokens."""
+        found = {token: _COMMON + rank for rank, token in enumerate(self._common)}
+        row = self._by_skip.get(previous)
+        if row is not None:
+            self._add(found, row, _SKIP)
+        return list(found.items())
+
+    def _add(self, found: dict[int, int], row: bytes, offset: int) -> int:
+        """Put a row's tokens over `found`; the bucket of its best score."""
+        values = self._layout.unpack(row)
+        width = self._width
+        if offset:
+            found.update(zip(values, [code + offset for code in values[width:]], strict=False))
+        else:
+            found.update(zip(values, values[width:], strict=False))
+        best: int = values[width] - NUM_SILENT
+        return best
+
+
+def _shrink(table: dict[Any, bytes], max_keys: int) -> None:
+    while len(table) > max_keys:
+        del table[next(iter(table))]
+
+
+class AdjacencyView:
+    """A table that several requests fill, read at the last tokens of one of them."""
+
+    priors = AdjacencySource.priors
+
+    def __init__(self, table: AdjacencySource, own: AdjacencySource) -> None:
+        """`own` knows the request's last tokens."""
+        self.anchor = own.anchor
+        self.advance = table.advance
+        self.propose = table.propose

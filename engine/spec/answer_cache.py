@@ -6,14 +6,19 @@ be wider than those who may know of each other's answers. Prompts never enter.
 
 from collections.abc import Sequence
 
+from engine.spec.adjacency_source import AdjacencySource
 from engine.spec.context_trie import GAP, ContextTrie
 
 
 class AnswerCache:
     """Answers of one scope in two generations; the older one leaves when the younger is full."""
 
-    def __init__(self, scope: str, order: int, max_tokens: int) -> None:
+    def __init__(
+        self, scope: str, order: int, max_tokens: int, successors: AdjacencySource
+    ) -> None:
+        """`successors`: what the target said while it answered, for all requests of the scope."""
         self.scope = scope
+        self.successors = successors
         self._order = order
         self._max_tokens = max(1, max_tokens // 2)  # of each generation
         self._texts: list[list[int]] = [[], []]  # the younger last

@@ -9,22 +9,24 @@ from collections.abc import Sequence
 from functools import partial
 
 from engine.config import AutoConfig
-from engine.spec.adjacency_source import AdjacencySource, Tail
+from engine.spec.adjacency_source import AdjacencySource, AdjacencyView, Tail
 from engine.spec.calibrator import SHIFT
 from engine.spec.context_source import ContextSource
 from engine.spec.context_trie import ContextTrie, Point
 from engine.spec.draft_tree import DraftNode, DraftTree
 from engine.spec.drafter import DraftLimits, Needs, Rows, StepResult
 from engine.spec.planner import Planner
-from engine.spec.pool import Pool
+from engine.spec.pool import Pool, Trie
 from engine.spec.pool_source import PoolSource
+from engine.spec.prediction_source import PredictionSource
 from engine.spec.priced_tree import PricedTree
 from engine.spec.step_cost import StepCost
 from engine.spec.token_source import NUM_SILENT, TokenSource
-from engine.spec.tree import EXPLORE, TokenTree
+from engine.spec.tree import TokenTree
 from engine.types import SpeculationPlan
 
 _POOL_SOURCE = 2  # its place among the sources
+_MAX_SOURCES = 7
 _POOL_NODES, _POOL_KEYS, _POOL_DEPTH = 60, 8192, 8
 _ASSUMED_SLOPE = 0.02
 
@@ -43,11 +45,21 @@ class Auto:
         self._eos_token_ids = eos_token_ids
         self._planner: Planner | None = None
         self._next: TokenTree | None = None
+        self._prediction: Sequence[int] = ()
         self.begin(())
 
     def join(self, planner: Planner) -> None:
         """Draft under `planner` from now on. Called before `begin`."""
         self._planner = planner
+
+    def expect(self, prediction: Sequence[int]) -> None:
+        """Draft from the text that the client expects too. Called before `begin`."""
+        self._prediction = prediction
+
+    @property
+    def prediction(self) -> PredictionSource | None:
+        """The source that follows the client's expected text, if there is one."""
+        return self._predicted
 
     @property
     def planner(self) -> Planner:
@@ -68,17 +80,25 @@ class Auto:
         self._num_prompt_tokens = len(token_ids)
         self._trie = ContextTrie(token_ids, config.order)
         self._adjacency = AdjacencySource(config.width, config.max_rows)
-        self._sources: list[TokenSource] = [ContextSource(self._trie), self._adjacency]
+        self._adjacency.count(token_ids)
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
+        self._sources: list[TokenSource] = [
+            ContextSource(self._trie),
+            self._adjacency,
+            PoolSource(self._pool, lambda: self._tokens),
+        ]
         self._draft_tree = DraftTree(
             config.explore_width, config.explore_depth, config.max_explored
         )
         self._explored: list[DraftNode] = []
-        if config.explore:
-            self._sources.append(PoolSource(self._pool, lambda: self._tokens))
         if config.cache_scope is not None and self.planner.cache is not None:
             for trie in self.planner.cache.tries:
                 self._sources.append(ContextSource(trie, partial(self._match_in, trie)))
+            self._sources.append(AdjacencyView(self.planner.cache.successors, self._adjacency))
+        self._predicted: PredictionSource | None = None
+        if self._prediction:
+            self._predicted = PredictionSource(self._prediction, token_ids)
+            self._sources.append(self._predicted)  # the last of the planner's priors
         self._grown: PricedTree | None = None
         self._next = None
 
@@ -144,9 +164,12 @@ class Auto:
         if self._grown is not None:
             self._score(self._grown, result)
         self._learn_rows(result)
+        self._adjacency.count(result.new_token_ids)
         self._trie.update()
+        answers: list[int] = result.rows.token_ids[:, 0].tolist()
+        self._learn_verified(result.tree, answers)
         if self._num_offered:
-            self._explore(result)
+            self._explore(result.tree, answers)
 
     def _score(self, grown: PricedTree, result: StepResult) -> None:
         calibrator = self.planner.calibrator
@@ -171,17 +194,30 @@ class Auto:
         for token, parent in zip(tree.token_ids[1:], tree.parents[1:], strict=True):
             above = tails[parent]
             tails.append((above[1], above[2], token))
-        self._adjacency.observe(tails[::-1], Rows(rows.token_ids[::-1], rows.logits[::-1]))
+        rows = Rows(rows.token_ids[::-1], rows.logits[::-1])
+        self._adjacency.observe(tails[::-1], rows)
+        cache = self.planner.cache
+        if cache is not None:
+            cache.successors.observe(tails[::-1], rows)
 
-    def _explore(self, result: StepResult) -> None:
+    def _learn_verified(self, tree: TokenTree, answers: Sequence[int]) -> None:
+        """Every verified subtree, with what the target said at its nodes, goes into the pool."""
+        num_verified = 1 + tree.num_draft_tokens
+        tries: list[Trie] = [{} for _ in range(num_verified)]
+        for node in range(num_verified - 1, 0, -1):  # the best child comes last, as the youngest
+            tries[tree.parents[node]][tree.token_ids[node]] = tries[node]
+        for trie, answer in zip(tries, answers, strict=False):
+            trie[answer] = trie.pop(answer, {})
+        for token, trie in zip(tree.token_ids, tries, strict=False):
+            self._pool.merge(token, trie)
+
+    def _explore(self, tree: TokenTree, answers: Sequence[int]) -> None:
         """One step of the draft tree: feed the pool, grow and prune."""
         draft_tree = self._draft_tree
-        answers: list[int] = result.rows.token_ids[:, 0].tolist()
-        kinds = result.tree.kinds
-        explored = [answer for answer, kind in zip(answers, kinds, strict=True) if kind == EXPLORE]
+        explored = answers[1 + tree.num_draft_tokens :]
         for node, answer in zip(self._explored, explored, strict=True):
             node.prediction = answer
-        for _, token, trie in draft_tree.subtrees(result.tree.token_ids[0]):
+        for _, token, trie in draft_tree.subtrees(tree.token_ids[0]):
             self._pool.merge(token, trie)
         draft_tree.attach()
         draft_tree.refill(answers[0])
@@ -202,6 +238,6 @@ class Auto:
 def _only_pool(key: int) -> bool:
     """Whether the pool named a candidate and no other source did."""
     mask = (1 << SHIFT) - 1
-    codes = [key >> shift & mask for shift in range(0, 5 * SHIFT, SHIFT)]
+    codes = [key >> shift & mask for shift in range(0, _MAX_SOURCES * SHIFT, SHIFT)]
     named = [source for source, code in enumerate(codes) if code >= NUM_SILENT]
     return named == [_POOL_SOURCE]

@@ -5,7 +5,7 @@ scored, drafted or not. That leaves no selection bias, and a source that was pri
 by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.spec.token_source import NUM_CODES, NUM_SILENT
 
@@ -33,16 +33,16 @@ class Calibrator:
         self._priors = [list(codes) for codes in priors]
         self._alone = [list(codes) for codes in priors]  # probability by source and code
         self._alone_counts = [[[0.0, 0.0] for _ in codes] for codes in priors]
-        self._joint: dict[int, float] = {}
+        self.lookup = _Lookup(self._prior)  # key -> probability, for reading many at once
         self._joint_counts: dict[int, list[float]] = {}
 
     def probability(self, key: int) -> float:
         """How likely the candidate is the next token, given that its path is right."""
-        known = self._joint.get(key)
-        return self._prior(key) if known is None else known
+        return self.lookup[key]
 
     def observe(self, key: int, is_hit: bool) -> None:
         """Score one candidate of a committed position."""
+        self.lookup.forget_guesses()
         hit = 1.0 if is_hit else 0.0
         weight, decay = self._weight, self._decay
         rest, source = key, 0
@@ -60,11 +60,11 @@ class Calibrator:
         if known is None:
             if len(self._joint_counts) >= _MAX_KEYS:
                 oldest = next(iter(self._joint_counts))
-                del self._joint_counts[oldest], self._joint[oldest]
+                del self._joint_counts[oldest], self.lookup[oldest]
             known = self._joint_counts[key] = [0.0, 0.0]
         known[0] = known[0] * decay + hit
         known[1] = known[1] * decay + 1.0
-        self._joint[key] = (known[0] + weight * self._prior(key)) / (known[1] + weight)
+        self.lookup[key] = (known[0] + weight * self._prior(key)) / (known[1] + weight)
 
     def trials(self, key: int) -> float:
         """Decayed number of observations of `key`."""
@@ -79,3 +79,23 @@ class Calibrator:
             key >>= SHIFT
             source += 1
         return best
+
+
+class _Lookup(dict[int, float]):
+    """Probabilities by key. A key not observed yet is guessed on demand, until something is."""
+
+    def __init__(self, guess: Callable[[int], float]) -> None:
+        super().__init__()
+        self._guess = guess
+        self._guessed: list[int] = []
+
+    def __missing__(self, key: int) -> float:
+        self[key] = value = self._guess(key)
+        self._guessed.append(key)
+        return value
+
+    def forget_guesses(self) -> None:
+        """What guesses rest on is about to change."""
+        for key in self._guessed:
+            del self[key]
+        self._guessed.clear()

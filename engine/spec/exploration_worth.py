@@ -5,7 +5,7 @@ gain can be known; the mean over recent steps can.
 """
 
 _PRIOR = 0.012  # tokens per node, before anything is known
-_PRIOR_NODES = 400.0
+_PRIOR_NODES = 100.0
 _DECAY = 0.5 ** (1 / 200)  # per step
 
 

@@ -16,6 +16,7 @@ from engine.spec.context_source import ContextSource
 from engine.spec.drafter import DraftLimits
 from engine.spec.exploration_worth import ExplorationWorth
 from engine.spec.pool_source import PoolSource
+from engine.spec.prediction_source import PredictionSource
 from engine.spec.step_cost import StepCost
 from engine.spec.watchdog import Watchdog
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from engine.spec.auto import Auto
 
 _DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
+_DOUBT = 0.01  # plain steps that a node costs more, per unit of the watchdog's factor above 1
 _FAR = 64  # nodes between the sizes looked at beyond the cost table
 
 
@@ -38,13 +40,15 @@ class Planner:
         slope = config.cost_slope
         self.config = config
         self.cost = cost if slope is None else StepCost.sloped(slope, is_fixed=True)
-        priors = [ContextSource.priors, AdjacencySource.priors]
-        if config.explore:
-            priors.append(PoolSource.priors)
+        priors = [ContextSource.priors, AdjacencySource.priors, PoolSource.priors]
         self.cache: AnswerCache | None = None
         if config.cache_scope is not None:
-            self.cache = AnswerCache(config.cache_scope, config.order, config.cache_tokens)
-            priors += [ContextSource.priors, ContextSource.priors]
+            successors = AdjacencySource(config.width, config.max_rows)
+            self.cache = AnswerCache(
+                config.cache_scope, config.order, config.cache_tokens, successors
+            )
+            priors += [ContextSource.priors, ContextSource.priors, AdjacencySource.priors]
+        priors.append(PredictionSource.priors)
         self.calibrator = Calibrator(priors, config.prior_weight, config.half_life)
         self.exploration = ExplorationWorth()
         self.price = 0.0
@@ -61,13 +65,17 @@ class Planner:
         """
         trees = [drafter.grow(limits) for drafter, limits in drafters]
         base = len(trees) + other_rows
-        offset = self.cost(base) - self.cost(len(trees))
+        plain = self.cost(len(trees))
+        offset = self.cost(base) - plain
+        factor = self._watchdog.factor
+        # A curve that looks flat would buy nodes at any price, so doubt also adds a slope.
+        per_node = self._node_seconds + _DOUBT * (factor - 1.0) * plain
 
         def cost(nodes: int) -> float:
-            return self.cost(base + nodes) - offset + nodes * self._node_seconds
+            return self.cost(base + nodes) - offset + nodes * per_node
 
         most = sum(limits.budget for _, limits in drafters)
-        result = split(trees, cost, self._edges(base, most), self._watchdog.factor)
+        result = split(trees, cost, self._edges(base, most), factor)
         self.price = result.price
         self.predicted_tokens = 0.0
         self._num_trees, self._num_nodes = len(trees), sum(result.sizes)

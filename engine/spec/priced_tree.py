@@ -5,7 +5,7 @@ starts with v's path. A parent's P is never below its child's, so taking nodes b
 gives a tree, and no tree of that size gains more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heapreplace
 
 from engine.spec.calibrator import SHIFT, Calibrator
@@ -41,7 +41,7 @@ class PricedTree:
         self._depths = [0]
         self._nodes: list[tuple[int, int]] = [(-1, -1)]  # parent, token
         self._children: list[list[tuple[float, int]] | None] = [None]  # unopened: None
-        self._scored: list[list[Scored]] = [[]]
+        self._scored: list[dict[int, int]] = [{}]  # token -> key
         self._heap: list[tuple[float, int, int]] = []  # -worth, parent, rank
         self.taken: list[bool] = []  # in order: whether it was an exploration node
         self._open(0)
@@ -80,7 +80,7 @@ class PricedTree:
         self._worths.append(-negative)
         self._depths.append(self._depths[parent] + 1)
         self._children.append(None)
-        self._scored.append([])
+        self._scored.append({})
         self._states.append(())
         if self._depths[node] < self._limits.depth:
             self._follow(node)
@@ -97,12 +97,12 @@ class PricedTree:
             tokens += self._worths[node]
         return tree, num_explored, tokens
 
-    def candidates(self, node: int) -> list[Scored]:
+    def candidates(self, node: int) -> Iterable[Scored]:
         """All that the sources name at `node`, with their keys, taken or not."""
         if self._children[node] is None:
             self._follow(node)
             self._open(node)
-        return self._scored[node]
+        return self._scored[node].items()
 
     def _follow(self, node: int) -> None:
         parent, token = self._nodes[node]
@@ -120,19 +120,19 @@ class PricedTree:
         for source, state in zip(self._sources, self._states[node], strict=True):
             silent, found = source.propose(state)
             base |= silent << shift
-            proposals.append((found, silent, shift))
+            if found:
+                proposals.append((found, silent, shift))
             shift += SHIFT
         keys: dict[int, int] = {}
         for found, silent, shift in proposals:
             for token, code in found:
                 keys[token] = keys.get(token, base) + ((code - silent) << shift)
-        probability = self._calibrator.probability
-        children = [(probability(key), token) for token, key in keys.items()]
-        children.sort(reverse=True)
+        probabilities = map(self._calibrator.lookup.__getitem__, keys.values())
+        children = sorted(zip(probabilities, keys, strict=True), reverse=True)
         total = sum([child[0] for child in children])
         if total > 1.0:  # siblings exclude each other
             children = [(p / total, token) for p, token in children]
-        self._scored[node] = list(keys.items())
+        self._scored[node] = keys
         del children[self._limits.width :]
         self._children[node] = children
         if children and self._depths[node] < self._limits.depth:

@@ -1,6 +1,6 @@
 """From a method's name to a drafter for one request, and what one engine's drafters share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from engine.config import SpeculationConfig
@@ -91,6 +91,16 @@ FACTORIES: dict[str, Factory] = {
 }
 
 
-def build_drafter(shared: Shared, plan: SpeculationPlan, seed: int) -> Drafter | None:
-    """A fresh drafter for one request, or None for plain decoding."""
-    return FACTORIES[plan.method](shared, plan, seed)
+def build_drafter(
+    shared: Shared, plan: SpeculationPlan, seed: int, prediction: Sequence[int] = ()
+) -> Drafter | None:
+    """A fresh drafter for one request, or None for plain decoding.
+
+    Raises ValueError for a `prediction` that the method would ignore.
+    """
+    drafter = FACTORIES[plan.method](shared, plan, seed)
+    if prediction:
+        if not isinstance(drafter, Auto):
+            raise ValueError(f"method {plan.method} does not read predictions")
+        drafter.expect(prediction)
+    return drafter

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from engine.errors import ModelError, RequestError
 from engine.text.detokenizer import Detokenizer
+from engine.text.grammars import Grammars
 from engine.text.pieces import PieceTable
 
 GUARD = "\ufdd0\ufdd1"  # noncharacters, which no text interchanged between programs holds
@@ -37,6 +38,7 @@ class Tokenizer:
         self._pieces = PieceTable(self._backend)
         self._guarded: Backend | None = None
         self._lock = threading.Lock()
+        self._grammars: dict[tuple[int, tuple[int, ...]], Grammars] = {}
         added = self._backend.get_added_tokens_decoder().values()
         names = [re.escape(token.content) for token in added if token.special]
         self._special = re.compile(f"(?=(?:{'|'.join(names)}))(.)", re.S) if names else None
@@ -111,6 +113,14 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a control token, which `decode` leaves out by default."""
         return self._pieces.is_special(token_id)
+
+    def grammars(self, vocab_size: int, eos_token_ids: Sequence[int]) -> Grammars:
+        """The compiler for a model of this tokenizer: the same object for all who ask."""
+        key = vocab_size, tuple(eos_token_ids)
+        with self._lock:
+            if key not in self._grammars:
+                self._grammars[key] = Grammars(self, vocab_size, eos_token_ids)
+            return self._grammars[key]
 
     def render_chat(
         self,

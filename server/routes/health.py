@@ -1,4 +1,5 @@
-"""GET /health: 200 only while the engine's loop advances."""
+"""GET /health and /ready: is it alive, and should it be sent requests. Both read a few numbers and
+wait for nothing, so load never fails them."""
 
 from typing import Any
 
@@ -9,20 +10,25 @@ from server.errors import unavailable
 
 router = APIRouter()
 
-# Seconds without a step, while work waits, that mean a hang. The longest honest step is a prompt
-# chunk on a slow CPU.
-STALL_SECONDS = 120.0
-
 
 @router.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """Readiness. It asks the loop's heartbeat and not for an answer, so load never fails it."""
-    status = context_of(request).engine.status()
+    """Liveness: the process answers and the engine's thread runs. A 503 will not pass by itself."""
+    if not context_of(request).engine.status().is_alive:
+        raise unavailable("The engine has stopped.")
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> dict[str, Any]:
+    """Readiness: alive, not shutting down, and the engine's loop advances while work waits."""
+    context = context_of(request)
+    status = context.engine.status()
     if not status.is_alive:
         raise unavailable("The engine has stopped.")
-    if status.is_draining:
+    if status.is_draining or context.dispatcher.is_draining:
         raise unavailable("The server is shutting down.")
-    has_work = status.num_running + status.num_waiting > 0
-    if has_work and status.seconds_since_step > STALL_SECONDS:
+    has_work = status.num_running + status.num_waiting + context.dispatcher.num_waiting > 0
+    if has_work and status.seconds_since_step > context.settings.ready_seconds:
         raise unavailable("The engine has made no step for too long.")
     return {"status": "ok", "running": status.num_running, "waiting": status.num_waiting}

@@ -32,7 +32,7 @@ def _tokenize(context: Context, raw: bytes) -> dict[str, Any]:
     body: TokenizeText | TokenizeMessages
     if "messages" in parse_object(raw):
         body = parse_body(raw, TokenizeMessages)
-        ids = converter.chat_token_ids(body, body.add_special_tokens)
+        ids = converter.chat_token_ids(body, body.add_special_tokens, body.tools)
     else:
         body = parse_body(raw, TokenizeText)
         ids = tuple(context.tokenizer.encode(body.prompt, body.add_special_tokens))

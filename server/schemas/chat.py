@@ -6,14 +6,9 @@ from pydantic import Field
 
 from server.errors import bad_request
 from server.schemas.generation import UNSUPPORTED, GenerationRequest
-from server.schemas.request_model import RequestModel
+from server.schemas.structure import ResponseFormat
 from server.schemas.template import TemplateFields
-
-
-class ResponseFormat(RequestModel):
-    """Only free text: a format that would not be enforced is refused."""
-
-    type: Literal["text"]
+from server.schemas.tools import ToolChoice
 
 
 class ChatRequest(GenerationRequest, TemplateFields):
@@ -23,8 +18,7 @@ class ChatRequest(GenerationRequest, TemplateFields):
 
     unsupported: ClassVar[frozenset[str]] = UNSUPPORTED | {
         *("audio", "chat_template", "documents", "function_call", "functions", "moderation"),
-        *("parallel_tool_calls", "prompt_cache_options", "reasoning_effort", "tool_choice"),
-        *("tools", "verbosity", "web_search_options"),
+        *("prompt_cache_options", "reasoning_effort", "verbosity", "web_search_options"),
     }
 
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -32,6 +26,8 @@ class ChatRequest(GenerationRequest, TemplateFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat = ResponseFormat(type="text")
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False

@@ -2,15 +2,16 @@
 
 from pydantic import Field
 
+from server.schemas.prediction import PredictionFields
 from server.schemas.sampling import SamplingFields
 from server.schemas.speculation import SpeculationFields
 from server.schemas.stream_options import StreamOptions
+from server.schemas.structure import StructuredOutputs
 
 # Known elsewhere, not honoured here: refused by name on both routes.
 UNSUPPORTED = frozenset(
-    {"allowed_token_ids", "bad_words", "cache_salt", "guided_json", "guided_regex", "prediction"}
+    {"allowed_token_ids", "bad_words", "cache_salt", "guided_json", "guided_regex"}
     | {"priority", "prompt_logprobs", "request_id", "spaces_between_special_tokens"}
-    | {"structured_outputs"}
 )
 
 
@@ -21,6 +22,8 @@ class GenerationRequest(SamplingFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields = SpeculationFields()
+    prediction: PredictionFields | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True

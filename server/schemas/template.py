@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from server.schemas.message import ChatMessage
 from server.schemas.request_model import RequestModel
+from server.schemas.tools import Tool
 
 # Arguments of the renderer itself; a template's variables cannot take their place.
 _RESERVED = frozenset(
@@ -20,9 +21,18 @@ class TemplateFields(RequestModel):
     """Messages and how the model's template is to render them."""
 
     messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] = Field(default=[], max_length=128)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default={})
+
+    @field_validator("tools")
+    @classmethod
+    def _distinct_names(cls, value: list[Tool]) -> list[Tool]:
+        names = [tool.function.name for tool in value]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        return value
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.client import EngineStatus, OnStep
+from engine.config import METHODS
 from engine.errors import EngineDeadError, RequestError
+from engine.text.grammars import Grammars
 from engine.types import (
     EngineInfo,
     EngineOutput,
@@ -44,6 +46,11 @@ class FakeTokenizer:
 
     def __init__(self, adds_bos: bool = False) -> None:
         self._adds_bos = adds_bos
+        self._grammars: Grammars | None = None
+
+    def grammars(self, vocab_size: int, eos_token_ids: Sequence[int]) -> Grammars:
+        self._grammars = self._grammars or Grammars(self, vocab_size, eos_token_ids)
+        return self._grammars
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = [BOS] if self._adds_bos and add_special_tokens else []
@@ -207,7 +214,18 @@ class FakeEngine:
         since = time.monotonic() - self._last_step
         queued = len(self.waiting) + self._inbox.qsize()
         alive = self._death is None
-        return EngineStatus(alive, self._draining, len(self.running), queued, since, self._death)
+        tokens = [len(r.request.prompt_token_ids) + len(r.tokens) for r in [*self.running.values()]]
+        return EngineStatus(
+            is_alive=alive,
+            is_draining=self._draining,
+            num_running=len(self.running),
+            num_waiting=queued,
+            seconds_since_step=since,
+            error=self._death,
+            num_kv_tokens=sum(tokens),
+            num_cache_tokens=7,
+            step_cost=((1, 0.01), (8, 0.02)),
+        )
 
     def shutdown(self, timeout: float) -> None:
         self._draining = True
@@ -242,13 +260,18 @@ class FakeEngine:
 
     def _step_outputs(self, outputs: list[EngineOutput]) -> StepOutputs:
         spec = []
-        for method in ("off", "goose", "ptd"):
+        for method in METHODS:
             stats = [s for m, s in self._step_stats if m == method]
             if stats:
                 spec.append((method, sum(stats, SpecStats())))
         return StepOutputs(
             outputs=tuple(outputs),
             spec=tuple(spec),
+            trees=tuple((method, stats.draft_tokens) for method, stats in self._step_stats),
+            num_prefix_queries=self._new_prompt_tokens,
+            num_prefix_hits=self._new_prompt_tokens // 2,
+            price=0.5,
+            predicted_tokens=1.5 if any(method == "auto" for method, _ in spec) else 0.0,
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_prompt_tokens=self._new_prompt_tokens,
@@ -319,6 +342,15 @@ class FakeEngine:
 
     def _finish(self, state: _Running, output: EngineOutput) -> EngineOutput:
         del self.running[output.request_id]
+        prediction = state.request.prediction_token_ids
+        agreeing = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(state.tokens, prediction, strict=False)
+        )
+        accepted = len(list(agreeing))
+        state.stats += SpecStats(
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=len(prediction) - accepted,
+        )
         arrival, now = state.request.arrival_time, time.monotonic()
         times = RequestTimes(arrival, arrival, state.first_token, now)
         return EngineOutput(

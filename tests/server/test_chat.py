@@ -186,15 +186,9 @@ class TestLogprobs:
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            "response_format.type",
-        ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"functions": []}, "functions"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"modalities": ["audio"]}, "modalities[0]"),
         ({"store": True}, "store"),
@@ -205,7 +199,7 @@ class TestLogprobs:
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"n": 0}, "n"),
-        ({"structured_outputs": {"regex": "["}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
     ],
 )
 async def test_refused(

@@ -13,6 +13,7 @@ from server.schemas.generation import GenerationRequest
 from tests.server.conftest import build, client_of
 from tests.server.fakes import BOS, FakeEngine, FakeTokenizer, reply_ids
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 SHARED: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.5,
@@ -31,6 +32,8 @@ SHARED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "speculation": {"method": "ptd"},
+    "prediction": {"type": "content", "content": "ab"},
+    "structured_outputs": {"regex": "a+"},
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "return_token_ids": True,
@@ -49,26 +52,36 @@ CHAT = {
     "add_generation_prompt": False,
     "continue_final_message": True,
     "chat_template_kwargs": {"tone": "kind"},
+    "response_format": {"type": "json_object"},
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
 }
 # What a field needs beside it to show.
 COMPANIONS: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "include_stop_str_in_output": {"stop": "b"},
     "top_logprobs": {"logprobs": True},
+    "tool_choice": {"tools": [TOOL]},
+    "parallel_tool_calls": {"tools": [TOOL]},
 }
 INERT = {"model", "user"}
 INERT_COMPLETION = INERT | {"prompt"}
 INERT_CHAT = INERT | {
-    *("messages", "metadata", "modalities", "prompt_cache_key", "response_format"),
+    *("messages", "metadata", "modalities", "prompt_cache_key"),
     *("safety_identifier", "service_tier", "store"),
 }
 
 
 class VariableTokenizer(FakeTokenizer):
-    """Renders the template's variables too."""
+    """Renders the template's variables too, and the tools."""
 
-    def render_chat(self, messages: Any, *, variables: Any = None, **options: Any) -> str:
-        return super().render_chat(messages, **options) + "".join((variables or {}).values())
+    def render_chat(
+        self, messages: Any, *, variables: Any = None, tools: Any = None, **options: Any
+    ) -> str:
+        shown = str(tools) if tools else ""
+        text = super().render_chat(messages, **options)
+        return text + shown + "".join((variables or {}).values())
 
 
 @pytest.mark.parametrize(
@@ -93,6 +106,7 @@ async def outcome(path: str, body: dict[str, Any]) -> tuple[Any, str]:
             request.prompt_token_ids,
             request.sampling if is_seeded else replace(request.sampling, seed=0),
             request.speculation,
+            request.prediction_token_ids,
         )
         for request in engine.requests
     ]

@@ -112,6 +112,7 @@ class TestDeath:
                 assert error["type"] == "server_error"
                 assert "0xdead" not in error["message"]
             check_error(await http.get("/health"), 503)
+            check_error(await http.get("/ready"), 503)
             check_error(await http.post("/v1/completions", json=ENDLESS), 503)
             assert (await http.get("/metrics")).status_code == 200
         assert live.num_waiting == 0
@@ -128,21 +129,25 @@ class TestDeath:
         assert set(last["error"]) == {"message", "type", "param", "code"}
         assert live.num_waiting == 0
 
-    async def test_a_hang_fails_readiness(self, live: Live, monkeypatch: Any) -> None:
-        monkeypatch.setattr("server.routes.health.STALL_SECONDS", 0.05)
+    async def test_a_hang_fails_readiness(self, engine: FakeEngine) -> None:
+        with serving(engine, ServerSettings(ready_seconds=0.05)) as live:
+            await self._hang(live)
+
+    async def _hang(self, live: Live) -> None:
         async with httpx.AsyncClient(base_url=live.url) as http:
-            assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/ready")).status_code == 200
             live.engine.gate.clear()
             await asyncio.sleep(0.1)
-            assert (await http.get("/health")).status_code == 200  # idle, nothing waits
+            assert (await http.get("/ready")).status_code == 200  # idle, nothing waits
             task = asyncio.create_task(
                 http.post("/v1/completions", json={**ENDLESS, "max_tokens": 5})
             )
             await asyncio.to_thread(wait_until, lambda: len(live.engine.requests) == 1)
-            check_error(await http.get("/health"), 503)
+            check_error(await http.get("/ready"), 503)
+            assert (await http.get("/health")).status_code == 200  # it lives
             live.engine.gate.set()
             assert (await task).status_code == 200
-            assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/ready")).status_code == 200
 
 
 class TestFailure:

@@ -114,9 +114,10 @@ def test_a_container_has_time_to_drain(name: str) -> None:
     assert grace > drain
 
 
-async def test_the_health_check_asks_a_route(client: httpx.AsyncClient) -> None:
+async def test_the_health_check_asks_for_readiness(client: httpx.AsyncClient) -> None:
     found = re.search(r"c\.request\('GET', '([^']+)'\)", (ROOT / "Dockerfile").read_text())
     assert found
+    assert found[1] == "/ready"
     assert (await client.get(found[1])).status_code == 200
 
 

@@ -47,21 +47,25 @@ TEXT = ({"choices": [{"text": "a"}]}, {"choices": [{"text": "bcd"}]})
 USAGE = {"choices": [], "usage": {"completion_tokens": 5}}
 
 
-def ask(load, *events, status: int = 200):
+def ask(load, *events, status: int = 200, is_chat: bool = False):
     seen = []
 
     def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(json.loads(request.content))
+        seen.append((request.url.path, json.loads(request.content)))
         return httpx.Response(status, stream=Stream(*events))
 
     async def run():
         transport = httpx.MockTransport(handler)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            target = load.Target(client, {"model": "m", "stream": True})
+            target = load.Target(client, {"model": "m", "stream": True}, is_chat)
             return await target.ask("hello", time.perf_counter())
 
     answer = asyncio.run(run())
-    assert seen == [{"model": "m", "stream": True, "prompt": "hello"}]
+    prompt = (
+        {"messages": [{"role": "user", "content": "hello"}]} if is_chat else {"prompt": "hello"}
+    )
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    assert seen == [(path, {"model": "m", "stream": True} | prompt)]
     return answer
 
 
@@ -71,6 +75,13 @@ def test_tokens_are_the_servers_count_and_times_are_of_text(load) -> None:
     assert (answer.error, answer.tokens, len(answer.gaps)) == (None, 5, 1)
     assert 0.06 < answer.ttft < 0.09 < answer.last < 0.12 < answer.e2e < 0.3
     assert answer.tpot == pytest.approx((answer.last - answer.ttft) / 4)
+
+
+def test_chats_are_counted_alike(load) -> None:
+    deltas = [{"choices": [{"delta": delta}]} for delta in ({"role": "x"}, {"content": "a"}, {})]
+    answer = ask(load, *deltas, USAGE, "[DONE]", is_chat=True)
+    assert (answer.error, answer.tokens, answer.gaps) == (None, 5, ())
+    assert answer.ttft == answer.last > 0.06
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from engine.spec.calibrator import SHIFT, Calibrator
+from engine.spec.drafter import DraftLimits
+from engine.spec.priced_tree import PricedTree
 from engine.spec.token_source import NUM_SILENT
 
 A, B = NUM_SILENT, NUM_SILENT + 1
@@ -67,3 +69,40 @@ def test_old_observations_fade() -> None:
 def test_too_many_codes_are_refused() -> None:
     with pytest.raises(ValueError, match="256"):
         Calibrator([[0.0] * 257])
+
+
+def test_what_trees_promise_is_what_comes() -> None:
+    """A source with wrong priors and known truths: predicted and realised tokens within 5 %."""
+    rng = random.Random(9)
+    truths = {1: 0.5, 2: 0.2, 3: 0.05}  # token -> probability, at every node
+
+    class Known:
+        priors = [0.0] * NUM_SILENT + [0.3, 0.3, 0.3]
+
+        def anchor(self) -> int:
+            return 0
+
+        def advance(self, state: int, token: int) -> int:
+            return state + 1
+
+        def propose(self, state: int):
+            return 0, [(token, NUM_SILENT + token - 1) for token in truths]
+
+    calibrator = Calibrator([Known.priors])
+    predicted = realised = 0.0
+    for _ in range(3000):
+        tree = PricedTree([Known()], calibrator, DraftLimits(9, 9, 9, 20))
+        while tree.peek() > 0.0:
+            tree.take()
+        built, _, expected = tree.build(len(tree))
+        predicted += expected
+        node: int | None = 0
+        while node is not None:
+            (truth,) = rng.choices([1, 2, 3, 9], [0.5, 0.2, 0.05, 0.25])
+            for token, key in tree.candidates(node):
+                calibrator.observe(key, token == truth)
+            realised += 1
+            node = built.child(node, truth)
+    assert predicted / realised == pytest.approx(1.0, abs=0.05)
+    for token, truth in truths.items():
+        assert calibrator.probability(NUM_SILENT + token - 1) == pytest.approx(truth, abs=0.04)

@@ -160,7 +160,7 @@ MISTAKES = {
         "c.yaml:6: engine.speculation: unknown key; did you mean speculation?"
     ),
     "speculation:\n  method: gose\n": (
-        "c.yaml:6: speculation.method: must be one of off, goose, ptd"
+        "c.yaml:6: speculation.method: must be one of off, auto, goose, ptd"
     ),
     "speculation:\n  goose:\n    min_score: 1.5\n": (
         "c.yaml:7: speculation.goose.min_score: must be a number from 0.0 to 1.0, got 1.5"

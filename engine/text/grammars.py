@@ -1,0 +1,194 @@
+"""Grammars that an answer must follow: compiled once, checked before the engine hears of them.
+
+The server compiles to refuse what is wrong; the engine asks for a matcher of what was compiled. A
+grammar crosses between them as text, and both sides find the same compiled form here.
+"""
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SOURCE = 128 * 1024  # characters
+_MAX_COMPILED = 64  # kept for later requests; the least recently used leaves first
+# Time is limited by work done, not by a clock, so the same grammar is refused on every machine.
+_COMPILE_FUEL, _STEP_FUEL, _STEP_ITEMS = 1_000_000, 200_000, 50_000  # tens of milliseconds each
+# A model that may write any amount of white space may write nothing else for ever.
+JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[ \t\n\r]{1,16}"}
+
+
+class GrammarError(RuntimeError):
+    """A matcher gave up: the text has left the grammar, or a step of it is too complex."""
+
+
+class Codec(Protocol):
+    """What grammars need of a tokenizer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The true bytes of one token."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token."""
+        ...
+
+
+class Matcher:
+    """One text on its way through a grammar. It only ever moves on: draws come in text order."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self) -> bytes:
+        """The allowed next tokens, one bit each, lowest bit first. An end-of-sequence token is
+        among them only where the grammar accepts. Raises GrammarError."""
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Take the token that was drawn. Raises GrammarError if the grammar does not allow it."""
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self._matcher.is_accepting())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error())
+
+
+class Grammars:
+    """Compiles grammars for one model's vocabulary. Safe to share between threads."""
+
+    def __init__(self, codec: Codec, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`vocab_size`: of the model's logits, which may be padded beyond the tokenizer's ids."""
+        self._codec = codec
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        vocabulary = _Vocabulary(self._codec, self._vocab_size, self._eos_token_ids)
+        return LLTokenizer(
+            TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+        )
+
+    def json_schema(self, schema: Mapping[str, Any]) -> str:
+        """The grammar of JSON texts that satisfy `schema`. Raises RequestError."""
+        text = json.dumps(schema)
+        self._check_size(text)
+        return self.check(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+
+    def regex(self, pattern: str) -> str:
+        """The grammar of whole texts that match `pattern` (Rust's syntax, no look-around)."""
+        self._check_size(pattern)
+        return self.check(LLMatcher.grammar_from_regex(pattern))
+
+    def choice(self, texts: Sequence[str]) -> str:
+        """The grammar of exactly these texts. Raises RequestError."""
+        self._check_size("".join(texts))
+        options = "|".join(f"(?:{_literal(text)})" for text in texts)
+        return self.check(LLMatcher.grammar_from_regex(options))
+
+    def lark(self, source: str) -> str:
+        """A grammar in llguidance's dialect of Lark. Raises RequestError."""
+        self._check_size(source)
+        return self.check(LLMatcher.grammar_from_lark(source))
+
+    def notation(self, source: str) -> str:
+        """A grammar in Lark's notation, or in GBNF (`root ::= ...`). Raises RequestError."""
+        self._check_size(source)
+        try:
+            return self.lark(any_to_lark(source))
+        except RequestError:
+            raise
+        except Exception as error:  # the converter documents no set of exceptions
+            raise _refusal(str(error)) from error
+
+    def check(self, grammar: str) -> str:
+        """The same grammar, now known to compile. Raises RequestError with the reason if not."""
+        self._template(grammar)
+        return grammar
+
+    def matcher(self, grammar: str) -> Matcher:
+        """A fresh matcher of a compiled grammar, at a text's start. Raises RequestError."""
+        return Matcher(self._template(grammar).deep_copy())
+
+    def _template(self, grammar: str) -> LLMatcher:
+        with self._lock:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+            if not self._eos_token_ids:
+                raise _refusal("this model has no token that ends a text")
+            tokenizer = self._tokenizer
+        limits = LLParserLimits(
+            initial_lexer_fuel=_COMPILE_FUEL,
+            step_lexer_fuel=_STEP_FUEL,
+            step_max_items=_STEP_ITEMS,
+            verbose_errors=False,
+        )
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask shows what cannot begin at all
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    @staticmethod
+    def _check_size(source: str) -> None:
+        if len(source) > MAX_SOURCE:
+            raise _refusal(f"it has more than {MAX_SOURCE} characters")
+
+
+class _Vocabulary:
+    """The tokenizer as llguidance reads it: bytes per id."""
+
+    def __init__(self, codec: Codec, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._codec = codec
+        ids = range(vocab_size)
+        self.eos_token_id = eos_token_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = [i for i in ids if codec.is_special(i)]
+        self.tokens = [codec.token_bytes(i) for i in ids]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("text only")
+        return self._codec.encode(text, False)
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches `text` alone."""
+    return re.sub(r"[^A-Za-z0-9 ]", lambda match: f"\\x{{{ord(match[0]):x}}}", text)
+
+
+def _refusal(reason: str) -> RequestError:
+    line = " ".join(reason.split())
+    return RequestError(f"The grammar cannot be compiled: {line[:500]}", code="invalid_grammar")
