@@ -8,8 +8,8 @@ Closed loop (`--clients`): so many clients, each sends its next request when the
 Open loop (`--rate`): requests arrive by a Poisson process, however slow the server is; their times
 count from the moment they were due. Tokens are counted by the server's usage, never by chunks: a
 speculative server sends several tokens at once. A model for chats may end raw prompts at once: use
-`--chat`, or --body '{"ignore_eos": true}' where the server knows that. Needs httpx, and matplotlib for
-plots.
+`--chat`, or --body '{"ignore_eos": true}' where the server knows that. Needs httpx, and matplotlib
+for plots.
 """
 
 import argparse

@@ -10,9 +10,10 @@ from typing import Any
 from engine.bench.arm import REFERENCE, Arm, arms
 from engine.bench.fingerprint import fingerprint
 from engine.bench.measure import DEFAULT_MAX_TOKENS, measure, open_bench
-from engine.bench.plots import plot, require_matplotlib
+from engine.bench.plots import plot, plot_replay, require_matplotlib
 from engine.bench.prompts import read_suites
 from engine.bench.recorder import record
+from engine.bench.reliability import Reliability
 from engine.bench.replay import replay
 from engine.bench.replay_row import ReplayRow
 from engine.bench.replayer import NOT_REPLAYED
@@ -25,7 +26,7 @@ from engine.errors import ConfigError
 # Options that one kind of run has no use for.
 _NOT_WITH = {
     "record": ("methods", "sweep", "runs", "batch", "sampled", "plots", "json", "replay", "slope"),
-    "replay": ("data", "prompts", "runs", "batch", "sampled", "plots", "raw", "exact"),
+    "replay": ("data", "prompts", "runs", "batch", "sampled", "raw", "exact"),
 }
 
 
@@ -86,11 +87,16 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
+    if options.plots:
+        require_matplotlib()
     recording = Recording.load(options.replay)
-    rows = replay(recording, _arms(options), options)
+    reliability = Reliability()
+    rows = replay(recording, _arms(options), options, reliability)
     print(replay_table(rows))
     if options.json:
         _write(options.json, recording.fingerprint | {"replay": options.replay.name}, rows)
+    if options.plots:
+        plot_replay(rows, reliability, options.plots)
     return 0
 
 

@@ -1,9 +1,11 @@
 """The papers' figures from a bench's rows. Needs matplotlib, which serving does not."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.bench.reliability import Reliability
+from engine.bench.replay_row import ReplayRow
 from engine.bench.row import Row
 from engine.errors import ConfigError
 
@@ -45,6 +47,20 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         swept = [row for row in rows if f" {axis[0]}" in row.method]
         if len({getattr(row, axis) for row in swept}) > 1:
             figures[f"sweep_{axis}"] = _sweep(swept, axis)
+    return _save(figures, folder)
+
+
+def plot_replay(rows: Sequence[ReplayRow], reliability: Reliability, folder: Path) -> list[Path]:
+    """Write replay.png, modelled speedup against cost slope over all suites, and, if anything was
+    predicted, calibration.png. Returns their paths. Raises ConfigError."""
+    require_matplotlib()
+    figures = {"replay": _slopes(rows)}
+    if reliability.points():
+        figures["calibration"] = _calibration(reliability)
+    return _save(figures, folder)
+
+
+def _save(figures: Mapping[str, "Figure"], folder: Path) -> list[Path]:
     paths = [folder / f"{name}.png" for name in figures]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +135,33 @@ def _sweep(rows: Sequence[Row], axis: str) -> "Figure":
         axes.set_ylabel(label)
         axes.legend(fontsize="small")
     panels[-1].set_xlabel(axis)
+    return figure
+
+
+def _slopes(rows: Sequence[ReplayRow]) -> "Figure":
+    last = rows[-1].suite  # all suites together, where there are several
+    figure, (axes,) = _figure()
+    for method in _distinct(row.method for row in rows):
+        own = [row for row in rows if row.method == method and row.suite == last]
+        axes.plot([r.slope for r in own], [r.speedup for r in own], marker="o", label=method)
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("cost of one more row, in plain steps")
+    axes.set_ylabel("modelled speedup")
+    figure.legend(loc="outside lower center", fontsize="small", ncols=5)
+    return figure
+
+
+def _calibration(reliability: Reliability) -> "Figure":
+    figure, (axes,) = _figure(width=5.0)
+    predicted, realised, counts = zip(*reliability.points(), strict=True)
+    axes.plot([0, 1], [0, 1], "k:", linewidth=0.8)
+    axes.plot(predicted, realised, marker="o")
+    for x, y, count in zip(predicted, realised, counts, strict=True):
+        axes.annotate(
+            str(count), (x, y), fontsize="x-small", xytext=(4, -8), textcoords="offset points"
+        )
+    axes.set_xlabel("predicted acceptance")
+    axes.set_ylabel("realised acceptance (number of candidates)")
     return figure
 
 

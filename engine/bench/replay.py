@@ -8,6 +8,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from engine.bench.arm import Arm
+from engine.bench.reliability import Reliability
 from engine.bench.replay_row import Replayed, ReplayRow, replay_row
 from engine.bench.replayer import Replayer
 from engine.bench.trace import Recording, Trace
@@ -17,12 +18,15 @@ ALL = "all"  # the row of every suite together
 
 
 def replay(
-    recording: Recording, arms: Sequence[Arm], options: argparse.Namespace
+    recording: Recording,
+    arms: Sequence[Arm],
+    options: argparse.Namespace,
+    reliability: Reliability | None = None,
 ) -> list[ReplayRow]:
     """A row per suite, arm and slope, and one for all suites where there are several.
 
     `options`: `suites`, `limit` (prompts per suite), `max_tokens`, `slope` (several), and `config`
-    for the methods' constants. Raises ConfigError.
+    for the methods' constants. `reliability` takes in what `auto` predicts. Raises ConfigError.
     """
     suites = _chosen(recording, options)
     config, slopes = options.config.speculation, options.slope
@@ -32,7 +36,7 @@ def replay(
         for arm in arms:
             counts: dict[str, list[Replayed]] = {}
             for slope in slopes:
-                replayer = Replayer(arm, config, slope, recording.eos_token_ids)
+                replayer = Replayer(arm, config, slope, recording.eos_token_ids, reliability)
                 progress.set_description(f"{arm.label} {slope:g}")
                 if replayer.is_priced or not counts:
                     counts = {

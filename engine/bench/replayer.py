@@ -13,6 +13,7 @@ replayed at all.
 from dataclasses import replace
 
 from engine.bench.arm import Arm
+from engine.bench.reliability import Reliability
 from engine.bench.replay_row import Replayed
 from engine.bench.trace import Trace
 from engine.config import SpeculationConfig
@@ -37,14 +38,23 @@ class Replayer:
     """
 
     def __init__(
-        self, arm: Arm, config: SpeculationConfig, slope: float, eos_token_ids: frozenset[int]
+        self,
+        arm: Arm,
+        config: SpeculationConfig,
+        slope: float,
+        eos_token_ids: frozenset[int],
+        reliability: Reliability | None = None,
     ) -> None:
-        """Raises ConfigError for a method that needs more than a recording."""
+        """`reliability`: takes in what `auto` predicts.
+
+        Raises ConfigError for a method that needs more than a recording."""
         if arm.plan.method == "rest":
             raise ConfigError("rest cannot be replayed: no recording has its datastore's tokenizer")
         auto = replace(config.auto, cost_slope=slope, explore=False)
         self._arm = arm
         self._planner = Planner(auto, StepCost.sloped(slope, is_fixed=True))
+        if reliability is not None:
+            reliability.watch(self._planner.calibrator)
         self._shared = Shared(replace(config, auto=auto), eos_token_ids, self._planner)
 
     @property

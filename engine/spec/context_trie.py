@@ -8,7 +8,6 @@ the order, and finding what follows the end of the text takes none.
 from collections.abc import Sequence
 from itertools import islice
 
-
 GAP = -1  # no token: stands between texts that do not belong together
 
 

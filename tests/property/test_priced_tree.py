@@ -1,7 +1,7 @@
 """The heap's trees against all trees, and the split against all splits."""
 
 import random
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_every_prefix_is_the_best_tree_of_its_size(seed: int) -> None:
 
     order = grown(toy_tree(cut, depth=3))
     assert len(order) == len(worths)
-    assert all(a >= b - 1e-12 for a, b in zip(order, order[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in pairwise(order))
     for size in range(len(order) + 1):
         assert sum(order[:size]) == pytest.approx(best_sum(worths, size))
 

@@ -5,6 +5,7 @@ import asyncio
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine import __version__
 from engine.config import METHODS
 from tests.server.conftest import wait_until
 from tests.server.fakes import FakeEngine, cycle
@@ -29,6 +30,7 @@ def of(method: str, **more: str) -> tuple[tuple[str, str], ...]:
 
 
 MODEL = (("model_name", "fake/model"),)
+JSON = {"Content-Type": "application/json"}
 
 
 async def test_children_exist_at_zero(client: httpx.AsyncClient) -> None:
@@ -91,3 +93,59 @@ async def test_load_is_read_at_scrape_time(client: httpx.AsyncClient, engine: Fa
     samples = await scrape(client)
     assert samples["treeline_num_requests_running", MODEL] == 0
     assert samples["treeline_num_requests_waiting", MODEL] == 0
+
+
+async def test_what_speculation_expected_and_gave(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await complete(client, prompt="abc", max_tokens=9, speculation={"method": "auto"})
+    await complete(client, prompt="abc", max_tokens=9, speculation={"method": "ptd"})
+    samples = await scrape(client)
+    steps = samples["treeline_spec_decode_num_steps_total", of("auto")]
+    assert samples["treeline_predicted_tokens_total", MODEL] == 1.5 * steps
+    assert samples["treeline_realised_tokens_total", MODEL] == 9
+    assert samples["treeline_price", MODEL] == 0.5
+    # Trees of 3 nodes; 9 tokens come as 4, 4 and 1, so that 3, 3 and 0 of a tree are committed.
+    name = "treeline_spec_decode_accepted_depth"
+    assert samples[f"{name}_count", of("ptd")] == 3
+    assert samples[f"{name}_sum", of("ptd")] == 6
+    assert samples[f"{name}_bucket", of("ptd", le="0.0")] == 1
+    assert samples[f"{name}_bucket", of("ptd", le="2.0")] == 1
+    assert samples[f"{name}_bucket", of("ptd", le="3.0")] == 3
+    assert samples["treeline_spec_decode_tree_size_sum", of("ptd")] == 9
+
+
+async def test_memory_and_costs(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    samples = await scrape(client)
+    assert samples["treeline_kv_capacity_tokens", MODEL] == 8 * 256
+    assert samples["treeline_kv_tokens", MODEL] == 0
+    assert samples["treeline_answer_cache_tokens", MODEL] == 7
+    costs = {
+        dict(labels)["rows"]: value
+        for (name, labels), value in samples.items()
+        if name == "treeline_step_cost_seconds"
+    }
+    assert costs == {"1": 0.01, "8": 0.02}
+    assert samples["process_resident_memory_bytes", ()] > 1e6
+    (build,) = [dict(labels) for name, labels in samples if name == "treeline_build_info"]
+    assert (build["version"], build["device"]) == (__version__, "cpu")
+    assert samples["treeline_prefix_cache_queries_total", MODEL] == 0
+    await complete(client, prompt="abcd", max_tokens=1)
+    samples = await scrape(client)
+    assert samples["treeline_prefix_cache_queries_total", MODEL] == 4
+    assert samples["treeline_prefix_cache_hits_total", MODEL] == 2
+
+
+async def test_refusals_are_counted_by_reason(client: httpx.AsyncClient) -> None:
+    before = await scrape(client)
+    await client.post("/v1/completions", json={"model": "fake/model"})
+    await client.get("/nowhere")
+    await client.post("/v1/completions", content=b"x" * 9_000_000, headers=JSON)
+    await client.get("/admin/config")
+    after = await scrape(client)
+    for reason, count in (("invalid", 2), ("body_size", 1), ("admin_key", 1), ("timeout", 0)):
+        key = (
+            "treeline_requests_rejected_total",
+            tuple(sorted({**dict(MODEL), "reason": reason}.items())),
+        )
+        assert (before[key], after[key]) == (0, count)

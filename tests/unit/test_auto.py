@@ -88,13 +88,13 @@ def ending_rows(rows: Rows) -> Rows:
 @pytest.mark.parametrize("slope", SLOPES)
 @pytest.mark.parametrize("lie", [random_rows, second_best_rows, ending_rows])
 def test_it_does_not_lose_against_plain_decoding(slope, lie) -> None:
-    """Whatever its sources claim."""
+    """Whatever its sources claim, once it has had time to find out."""
     shared = planner(slope)
 
     def seconds(rows: int) -> float:
         return 1.0 + slope * (rows - 1)
 
-    history = simulate(shared, Chaos(), 500, seconds, lie)[100:]
+    history = simulate(shared, Chaos(), 480, seconds, lie)[160:]
     tokens = sum(step[0] for step in history)
     assert tokens / sum(step[1] for step in history) >= 0.98
 
@@ -102,8 +102,8 @@ def test_it_does_not_lose_against_plain_decoding(slope, lie) -> None:
 @pytest.mark.parametrize("slope", SLOPES)
 def test_it_wins_where_there_is_something_to_win(slope: float) -> None:
     shared = planner(slope)
-    history = simulate(shared, Toy(VOCAB, 10, order=2), 300, lambda n: 1.0 + slope * (n - 1))
-    late = history[150:]
+    history = simulate(shared, Toy(VOCAB, 10, order=2), 120, lambda n: 1.0 + slope * (n - 1))
+    late = history[60:]
     speed = sum(step[0] for step in late) / sum(step[1] for step in late)
     assert speed > (3.0 if slope < 0.1 else 1.5 if slope < 0.5 else 0.98)
 
@@ -123,9 +123,9 @@ def test_the_watchdog_ends_what_the_budget_got_wrong(monkeypatch) -> None:
     """A table that takes drafts for free and learns nothing, where they cost a hundredfold."""
     monkeypatch.setattr(StepCost, "observe", lambda self, rows, seconds: None)
     shared = Planner(AutoConfig(explore=False), StepCost.sloped(0.0, step=1.0))
-    history = simulate(shared, Chaos(), 1200, lambda n: 1.0 if n == 1 else 100.0, random_rows)
+    history = simulate(shared, Chaos(), 1000, lambda n: 1.0 if n == 1 else 100.0, random_rows)
     assert sum(step[2] > 0 for step in history[:64]) > 32
-    assert sum(step[2] == 0 for step in history[-500:]) > 250
+    assert sum(step[2] == 0 for step in history[-400:]) > 200
 
 
 def test_a_flat_cost_fills_the_budget() -> None:
@@ -182,7 +182,7 @@ def test_only_committed_positions_are_scored() -> None:
     shared = planner(0.01)
     ledger = Ledger(shared)
     one = drafter(shared)
-    live, results = decode(one, [3, 4, 5, 6, 3, 4], toy, 60)
+    _, results = decode(one, [3, 4, 5, 6, 3, 4], toy, 60)
     committed = sum(len(result.new_token_ids) for result in results)
     hits = sum(is_hit for _, is_hit in ledger.told)
     accepted = sum(len(result.path) for result in results)

@@ -10,9 +10,10 @@ import pytest
 from engine.bench.arm import Arm, arms
 from engine.bench.bench import Bench
 from engine.bench.measure import measure
-from engine.bench.plots import plot
+from engine.bench.plots import plot, plot_replay
 from engine.bench.prompts import read_prompts, read_suites
 from engine.bench.recorder import record
+from engine.bench.reliability import Reliability
 from engine.bench.replay import replay
 from engine.bench.replayer import NOT_REPLAYED, Replayer, restricted
 from engine.bench.row import Row, summarise
@@ -21,6 +22,7 @@ from engine.bench.trace import TOP_K, Recording
 from engine.bench.trial import Trial, median_trial
 from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError
+from engine.spec.calibrator import Calibrator
 from engine.spec.tree import EXPLORE, TokenTree
 from engine.types import SamplingParams, SpecStats
 from server.cli import main
@@ -281,6 +283,30 @@ def test_replay_prices_steps(recording: Recording) -> None:
     assert every["auto", 0.5].verify_nodes < every["auto", 0.0].verify_nodes
     assert every["auto", 0.5].speedup > every["goose", 0.5].speedup
     assert "auto" in replay_table(rows)
+
+
+def test_reliability_bins_what_was_said_before_the_truth(tmp_path: Path) -> None:
+    reliability = Reliability()
+    calibrator = Calibrator([[0.0] * 4 + [0.5, 0.95]], weight=1.0)
+    reliability.watch(calibrator)
+    for key, is_hit in ((4, True), (5, True), (5, False)):
+        calibrator.observe(key, is_hit)
+    assert calibrator.probability(4) > 0.5
+    assert sum(reliability.trials) == 3
+    first, *_, last = reliability.points()
+    assert first == (0.5, 1.0, 1)
+    assert last[0] >= 0.95
+    reliability.add(1.0, True)
+    assert reliability.trials[-1] == 3
+
+
+def test_a_replay_is_drawn(recording: Recording, tmp_path: Path) -> None:
+    reliability = Reliability()
+    rows = replay(recording, arms(SPECULATION, ["auto"], {}), options(slope=[0, 1]), reliability)
+    paths = plot_replay(rows, reliability, tmp_path)
+    assert [path.stem for path in paths] == ["replay", "calibration"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert [p.stem for p in plot_replay(rows, Reliability(), tmp_path)] == ["replay"]
 
 
 def test_replay_takes_a_part(recording: Recording) -> None:
