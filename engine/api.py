@@ -1,6 +1,13 @@
 """The engine's front door: what the server may import, together with engine.text."""
 
-from engine.client import EngineClient, EngineStatus, OnStep, ThreadedEngine, load_engine
+from engine.client import (
+    EngineClient,
+    EngineStatus,
+    OnStep,
+    ThreadedEngine,
+    load_engine,
+    write_datastore,
+)
 from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError, EngineDeadError, ModelError, RequestError, TreelineError
 from engine.types import (
@@ -42,4 +49,5 @@ __all__ = [
     "TokenLogprob",
     "TreelineError",
     "load_engine",
+    "write_datastore",
 ]

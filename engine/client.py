@@ -8,8 +8,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -257,6 +259,18 @@ class LoadedEngine:
 
     client: ThreadedEngine
     tokenizer: "Tokenizer"
+
+
+def write_datastore(config: EngineConfig, files: Sequence[Path], out: Path) -> int:
+    """Write a REST datastore of text files with the model's tokenizer; returns its tokens.
+
+    Raises ModelError if there is no tokenizer, ConfigError if a file cannot be read or written.
+    """
+    from engine.build import load_tokenizer
+    from engine.spec.datastore import build_datastore
+
+    encode = partial(load_tokenizer(config).encode, add_special_tokens=False)
+    return build_datastore(files, encode, out)
 
 
 def load_engine(config: EngineConfig) -> LoadedEngine:

@@ -236,7 +236,7 @@ class AutoConfig:
 class SpeculationConfig:
     """The default method, the bounds, and each method's own constants."""
 
-    method: Annotated[str, OneOf(METHODS)] = "goose"
+    method: Annotated[str, OneOf(METHODS)] = "auto"
     tree: TreeBounds = field(default_factory=TreeBounds)
     goose: GooseConfig = field(default_factory=GooseConfig)
     ptd: PtdConfig = field(default_factory=PtdConfig)
@@ -282,6 +282,12 @@ class SpeculationConfig:
                 f"Unknown speculation method {method!r}; known: {', '.join(METHODS)}.",
                 param="speculation.method",
                 code="invalid_value",
+            )
+        if method == "rest" and self.rest.datastore is None:
+            raise RequestError(
+                "Method rest needs a datastore (speculation.rest.datastore), and none is set.",
+                param="speculation.method",
+                code="unsupported_parameter",
             )
         for name, wish in (("width", width), ("depth", depth), ("budget", budget)):
             bound = getattr(self.tree, name)

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import httpx
 
-SETTLE_SECONDS = 10.0  # for the last requests to be forgotten
 GAUGES = ("treeline_num_requests_running", "treeline_num_requests_waiting")
 BAD = (
     {"max_tokens": -1},
@@ -240,7 +239,7 @@ class Soak:
 
     async def settle(self) -> float:
         """Sequences that the server still holds once nobody asks for anything."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + self.options.settle
         while (left := sum([await self.metric(name) for name in GAUGES])) > 0:
             if time.monotonic() > deadline:
                 break
@@ -259,6 +258,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=32, help="at the same time")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--patience", type=float, default=1.5, help="seconds of who leaves")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds to forget the last")
     parser.add_argument("--pid", type=int, help="of the server, to read its memory from /proc")
     parser.add_argument("--api-key", help="if the server asks for one")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""One tool call's JSON object, read character by character, its arguments passed on as they come."""
+"""One tool call's JSON object, read by character, its arguments passed on as they come."""
 
 import json
 from collections.abc import Callable

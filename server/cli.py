@@ -9,6 +9,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from engine import __version__
@@ -72,6 +73,17 @@ def _bench(options: argparse.Namespace) -> int:
     return code
 
 
+def _build_datastore(options: argparse.Namespace) -> int:
+    config = _settings(options).engine
+    from engine.api import write_datastore
+
+    count = write_datastore(config, options.files, options.out)
+    print(
+        f"{options.out}: {count} tokens; serve with --set speculation.rest.datastore={options.out}"
+    )
+    return 0
+
+
 def _settings(options: argparse.Namespace) -> Settings:
     given = vars(options)
     flags = [
@@ -116,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     bench = _command(commands, "bench", "measure methods against `off`", ("--dtype", "--device"))
     bench.set_defaults(run=_bench)
     add_bench_options(bench)
+    datastore = commands.add_parser("datastore", help="texts for the method `rest` to copy from")
+    writers = datastore.add_subparsers(metavar="ACTION", required=True)
+    build = _command(writers, "build", "write a datastore of text files", ())
+    build.add_argument("files", nargs="+", type=Path, metavar="FILE", help="UTF-8 text")
+    build.add_argument("--out", type=Path, required=True, metavar="FILE", help="written here")
+    build.set_defaults(run=_build_datastore)
     return parser
 
 

@@ -67,10 +67,7 @@ class ToolParser:
             self._begin(body if self.num_calls else held)
         elif self._form.marker.startswith(body):
             self._held = held
-        elif self._form.marker.startswith(character):
-            parsed.content += held[:-1]
-            self._held = character
-        elif character.isspace():
+        elif self._form.marker.startswith(character) or character.isspace():
             parsed.content += held[:-1]
             self._held = character
         else:

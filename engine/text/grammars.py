@@ -98,7 +98,11 @@ class Grammars:
         """The grammar of JSON texts that satisfy `schema`. Raises RequestError."""
         text = json.dumps(schema)
         self._check_size(text)
-        return self.check(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
+        except ValueError as error:
+            raise _refusal(str(error)) from error
+        return self.check(grammar)
 
     def regex(self, pattern: str) -> str:
         """The grammar of whole texts that match `pattern` (Rust's syntax, no look-around)."""

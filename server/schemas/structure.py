@@ -7,12 +7,25 @@ from pydantic import Field, PlainValidator, model_validator
 from server.body import type_name
 from server.schemas.request_model import RequestModel
 
+MAX_DEPTH = 64  # levels of a schema, far below where recursive readers of it would fail
+
 
 def parse_schema(value: object) -> dict[str, Any]:
     """A JSON schema as it came, nulls in it included."""
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON schema, but got {type_name(value)}")
-    return value
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for one in level for item in _items(one)]
+        if not level:
+            return value
+    raise ValueError(f"a JSON schema may be at most {MAX_DEPTH} levels deep")
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 JsonSchema = Annotated[

@@ -56,7 +56,7 @@ async def test_the_default_method_and_bounds_change(
     assert response.status_code == 200
     after = (await admin.get("/v1/models")).json()["data"][0]["speculation"]
     assert response.json() == after
-    assert (before["method"], after["method"]) == ("goose", "off")
+    assert (before["method"], after["method"]) == ("auto", "off")
     assert after["bounds"] == {**before["bounds"], "budget": 8}
     second = await complete(admin, prompt="p", max_tokens=2)
     assert engine.requests[-1].speculation.method == "off"

@@ -309,8 +309,8 @@ class TestModels:
     async def test_speculation(self, client: httpx.AsyncClient) -> None:
         model = (await client.get("/v1/models/fake/model")).json()
         shown = model["speculation"]
-        assert shown["method"] == "goose"
+        assert shown["method"] == "auto"
         assert set(shown["methods"]) == set(METHODS)
         chosen = {name: shown[name] for name in ("width", "depth", "budget")}
-        assert chosen == shown["methods"]["goose"]
+        assert chosen == shown["methods"]["auto"]
         assert shown["bounds"] == {"width": 10, "depth": 32, "budget": 128}
