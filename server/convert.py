@@ -3,12 +3,10 @@
 Everything that can be wrong with a request is found here, before the engine hears of it.
 """
 
-import hashlib
-import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.api import (
@@ -16,11 +14,11 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     RequestError,
-    SamplingParams,
 )
 from server.errors import ApiError, bad_request
 from server.job import Echo, Job
 from server.live_speculation import LiveSpeculation
+from server.sampling_params import choice_seed, sampling_params
 from server.schemas.chat import ChatRequest
 from server.schemas.completion import CompletionRequest
 from server.schemas.generation import GenerationRequest
@@ -48,17 +46,6 @@ class _Sequences:
     echoes: Sequence[Echo] = ()
     grammar: str | None = None
     tool_format: ToolFormat | None = None
-
-
-def choice_seed(seed: int | None, choice: int) -> int:
-    """The seed of one of n choices: fresh entropy when the request has none, its own for the first,
-    and a value derived from it for the others, so that they differ and can be asked for again."""
-    if seed is None:
-        return secrets.randbits(63)
-    if choice == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def model_not_found(name: str) -> ApiError:
@@ -191,7 +178,12 @@ class RequestConverter:
         requests: list[EngineRequest] = []
         for ids, max_tokens in zip(sequences.prompts, sequences.max_tokens, strict=True):
             for choice in range(sequences.num_candidates):
-                sampling = _sampling(body, sequences, max_tokens, choice_seed(body.seed, choice))
+                sampling = replace(
+                    sampling_params(body, max_tokens, choice_seed(body.seed, choice)),
+                    logprobs=sequences.logprobs,
+                    prompt_logprobs=sequences.prompt_logprobs,
+                    grammar=sequences.grammar,
+                )
                 request_id = f"{job_id}-{len(requests)}"
                 requests.append(EngineRequest(request_id, ids, sampling, plan, arrival, prediction))
         return Job(
@@ -283,31 +275,3 @@ def _read_template(file: Path | None) -> str | None:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.chat_template: cannot read {file}: {error}") from error
-
-
-def _sampling(
-    body: GenerationRequest, sequences: _Sequences, max_tokens: int, seed: int
-) -> SamplingParams:
-    if body.min_tokens > max_tokens:
-        message = f"it exceeds the {max_tokens} tokens that the completion may have."
-        raise bad_request(f"Invalid 'min_tokens': {message}", "min_tokens")
-    return SamplingParams(
-        max_tokens=max_tokens,
-        seed=seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        logit_bias=body.logit_bias,
-        min_tokens=body.min_tokens,
-        stop=body.stop,
-        stop_token_ids=tuple(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
-        logprobs=sequences.logprobs,
-        prompt_logprobs=sequences.prompt_logprobs,
-        grammar=sequences.grammar,
-    )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.api import METHODS, RequestError, SpeculationConfig, SpeculationPlan
+from engine.api import RequestError, SpeculationConfig, SpeculationPlan
 
 
 class LiveSpeculation:
@@ -29,9 +29,7 @@ class LiveSpeculation:
     def change(self, method: str | None, bounds: dict[str, int]) -> None:
         """Set the default method and some of the bounds: width, depth, budget. Requests that came
         before keep theirs. Raises RequestError naming the field, and then changes nothing."""
-        if method is not None and method not in METHODS:
-            message = f"Unknown speculation method {method!r}; known: {', '.join(METHODS)}."
-            raise RequestError(message, param="method")
+        self._start.resolve(method)  # unknown, or without what it needs
         for name, value in bounds.items():
             most = getattr(self._start.tree, name)
             if not 1 <= value <= most:

@@ -93,7 +93,9 @@ class Tokenizer:
             text = self._guard(text)
         backend = self._guarded_backend() if GUARD in text else self._backend
         try:
-            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # A batch lets go of the interpreter's lock: a long text must not stop other threads.
+            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found[0].ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError("The text is not valid Unicode: it has lone surrogates.") from error
 

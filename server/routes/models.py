@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.api import METHODS
+from engine.api import METHODS, RequestError, SpeculationConfig, SpeculationPlan
 from server.context import Context, context_of
 from server.convert import model_not_found
 
@@ -14,7 +14,7 @@ router = APIRouter()
 def describe(context: Context) -> dict[str, Any]:
     """OpenAI's model object, with this server's extensions."""
     info, speculation = context.info, context.speculation
-    plans = {method: speculation.resolve(method) for method in METHODS}
+    plans = {method: plan for method in METHODS if (plan := _plan(speculation, method))}
     sizes = {
         method: {"width": plan.width, "depth": plan.depth, "budget": plan.budget}
         for method, plan in plans.items()
@@ -33,6 +33,14 @@ def describe(context: Context) -> dict[str, Any]:
             "methods": sizes,
         },
     }
+
+
+def _plan(speculation: SpeculationConfig, method: str) -> SpeculationPlan | None:
+    """What a request gets that names this method only; None if it would be refused."""
+    try:
+        return speculation.resolve(method)
+    except RequestError:
+        return None
 
 
 @router.get("/v1/models")

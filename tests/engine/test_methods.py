@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 
 from engine.config import METHODS, RestConfig, SpeculationConfig
-from engine.errors import ConfigError
+from engine.errors import RequestError
 from engine.spec.datastore import build_datastore
 from engine.spec.planner import Planner
 from engine.spec.registry import FACTORIES, Shared
 from engine.spec.step_cost import StepCost
-from engine.types import FinishReason
 from tests.engine.tiny import make_core, prompts, request, run
 
 SAMPLING = (
@@ -32,7 +31,7 @@ def test_the_registry_knows_exactly_the_methods() -> None:
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory):
+def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datastore")
     corpus = folder / "corpus.txt"
     corpus.write_text("the quick brown fox jumps over the lazy dog. " * 40)
@@ -46,15 +45,17 @@ def core(tmp_path_factory):
         suffix=dataclasses.replace(speculation.suffix, shared=True, as_tree=True),
         auto=dataclasses.replace(speculation.auto, cost_slope=0.0, cache_scope="tests"),
     )
-    return make_core(speculation=speculation, tokenizer=tokenizer)
+    return make_core(speculation=speculation, tokenizer=tokenizer), speculation
 
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_same_tokens(core, method: str, sampling: dict) -> None:
+def test_same_tokens(served, method: str, sampling: dict) -> None:
+    core, speculation = served
+    plan = speculation.resolve(method)
     some = [p * 2 for p in prompts(6, seed=51)] + [[8 + b for b in b"the quick brown"]]
     plain = [run(core, [request(p, **sampling)])[0].token_ids for p in some]
-    fast = run(core, [request(p, method, **sampling) for p in some])
+    fast = run(core, [request(p, plan, **sampling) for p in some])
     assert [o.token_ids for o in fast] == plain
     drafted = sum(o.end.stats.draft_tokens for o in fast)
     assert drafted > 0, "nothing was drafted, so nothing was shown"
@@ -62,10 +63,10 @@ def test_same_tokens(core, method: str, sampling: dict) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bounds", [(1, 1, 1), (2, 3, 5), (10, 32, 16)])
-def test_bounds_are_hard(core, method: str, bounds) -> None:
+def test_bounds_are_hard(served, method: str, bounds) -> None:
+    core, speculation = served
     width, depth, budget = bounds
-    config = SpeculationConfig()
-    plan = config.resolve(method, width=width, depth=depth, budget=budget)
+    plan = speculation.resolve(method, width=width, depth=depth, budget=budget)
     outcomes = run(core, [request(p * 2, plan, max_tokens=40) for p in prompts(4, seed=61)])
     for outcome in outcomes:
         stats = outcome.end.stats
@@ -73,11 +74,10 @@ def test_bounds_are_hard(core, method: str, bounds) -> None:
         assert len(stats.accepted_per_depth) <= depth
 
 
-def test_rest_without_a_datastore_fails_the_request_by_name() -> None:
-    core = make_core()
-    with pytest.raises(ConfigError, match=r"speculation\.rest\.datastore"):
-        core.add(request([9, 10], "rest"))
-    assert run(core, [request([9, 10])])[0].reason in (FinishReason.LENGTH, FinishReason.STOP)
+def test_rest_without_a_datastore_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="datastore") as caught:
+        SpeculationConfig().resolve("rest")
+    assert caught.value.param == "speculation.method"
 
 
 def test_shared_state_is_made_once() -> None:

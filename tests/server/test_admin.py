@@ -78,7 +78,8 @@ async def test_the_default_method_and_bounds_change(
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"method": "gose"}, "method"),
+        ({"method": "gose"}, "speculation.method"),
+        ({"method": "rest"}, "speculation.method"),  # without a datastore
         ({"width": 0}, "width"),
         ({"width": "3"}, "width"),
         ({"method": "off", "depth": 10_000}, "depth"),
