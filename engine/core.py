@@ -6,14 +6,15 @@ sampling rules and its seed; drafting and company decide how many tokens a step 
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from engine.config import EngineConfig
+from engine.drafting import StepDrafts
 from engine.kv_slots import KvSlots, SlotGrant
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.runner import ModelRunner
+from engine.outputs import output_of
 from engine.request import Request, RequestStatus
 from engine.sampling import Sampler, token_logprob
 from engine.scheduler import Scheduler, Work
@@ -23,7 +24,7 @@ from engine.spec.planner import Planner
 from engine.spec.registry import Shared, build_drafter
 from engine.spec.step_cost import StepCost
 from engine.spec.tree import TokenTree
-from engine.spec.walk import Walk, walk
+from engine.spec.walk import Walk
 from engine.text.stop import StopScanner
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
@@ -31,11 +32,10 @@ from engine.types import (
     EngineOutput,
     EngineRequest,
     FinishReason,
-    RequestTimes,
     SpecStats,
     StepOutputs,
-    TokenLogprob,
 )
+from engine.verification import count, verify
 
 log = logging.getLogger("treeline.engine")
 
@@ -51,6 +51,19 @@ class _Step:
     moves: list[tuple[int, int, int]] = field(default_factory=list)
     trees: list[tuple[str, int]] = field(default_factory=list)
     num_prompt_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens of all requests."""
+        return sum(stats.tokens for stats in self.spec.values())
+
+    def count(self, request: Request, tree: TokenTree, outcome: Walk) -> None:
+        """Add one request's counters to its own and to the step's."""
+        stats = count(tree, outcome)
+        request.stats += stats
+        method = request.source.speculation.method
+        self.spec[method] = self.spec.get(method, SpecStats()) + stats
+        self.trees.append((method, tree.num_draft_tokens))
 
 
 class EngineCore:
@@ -150,14 +163,14 @@ class EngineCore:
         request = self._requests.get(request_id)
         if request is not None:
             request.finish(FinishReason.ABORT)
-            self._ended.append(self._release(request))
+            self._end(request)
 
     def fail_all(self, error: str) -> None:
         """End every request with an error, without touching the device again."""
         for request in list(self._requests.values()):
             if request.status is not RequestStatus.FINISHED:
                 request.finish(FinishReason.ERROR, error=error)
-            self._ended.append(self._release(request))
+            self._end(request)
 
     def drain_ended(self) -> tuple[EngineOutput, ...]:
         """Ends that happened outside a step, each once."""
@@ -169,7 +182,8 @@ class EngineCore:
         grants = self._admit()
         begin = time.perf_counter()
         works = self._scheduler.schedule()
-        drafted = self._draft_all(works)
+        drafts = StepDrafts(self.planner, self._fail)
+        drafted = drafts.draft(works)
         drafting = time.perf_counter() - begin
         step = _Step()
         forward = 0.0
@@ -197,28 +211,8 @@ class EngineCore:
             walk_seconds=walking,
             num_rows=sum(w.end - w.start + (len(t) - 1 if t else 0) for w, t in drafted),
             price=self.planner.price,
-            predicted_tokens=self._learn_costs(drafted, step, forward, drafting),
+            predicted_tokens=drafts.learn(drafted, step.num_tokens, forward, drafting),
         )
-
-    def _learn_costs(
-        self,
-        drafted: list[tuple[Work, TokenTree | None]],
-        step: _Step,
-        forward: float,
-        drafting: float,
-    ) -> float:
-        """Tell the planner what a step took that was its own; what it had expected of its requests.
-
-        Steps with prompt chunks or other methods say nothing about the planner's trees.
-        """
-        priced = sum(isinstance(work.request.drafter, Auto) for work, tree in drafted if tree)
-        if not priced:
-            return 0.0
-        if priced == len(drafted) and all(work.end - work.start == 1 for work, _ in drafted):
-            rows = sum(len(tree) for _, tree in drafted if tree)
-            tokens = sum(stats.tokens for _, stats in step.spec.items())
-            self.planner.observe(tokens, rows, forward, drafting)
-        return self.planner.predicted_tokens
 
     def check_invariants(self) -> None:
         """The books agree: scheduler, slots, and one live entry per request."""
@@ -240,45 +234,6 @@ class EngineCore:
                 except Exception as error:
                     self._fail(request, error)
         return admitted
-
-    def _draft_all(self, works: list[Work]) -> list[tuple[Work, TokenTree | None]]:
-        """Each work with its tree. Priced drafters share what the others leave, at one price."""
-        priced = [
-            (work.request.drafter, work.request.limits())
-            for work in works
-            if isinstance(work.request.drafter, Auto)
-            and work.is_decoding
-            and not work.request.is_complete
-        ]
-        own = {id(drafter) for drafter, _ in priced}
-        trees = {
-            id(work): self._draft(work) for work in works if id(work.request.drafter) not in own
-        }
-        if priced:
-            rows = sum(work.end - work.start for work in works) - len(priced)
-            rows += sum(len(tree) - 1 for found in trees.values() for tree in found if tree)
-            try:
-                self.planner.plan(priced, rows)
-            except Exception as error:  # the request at fault fails in its own draft
-                log.error("the step's plan failed", exc_info=error)
-        return [
-            (work, tree)
-            for work in works
-            for tree in (trees[id(work)] if id(work) in trees else self._draft(work))
-        ]
-
-    def _draft(self, work: Work) -> list[TokenTree | None]:
-        """The work's tree as a list of one; empty if drafting failed and ended the request."""
-        request = work.request
-        if not work.is_decoding:
-            return [None]
-        if request.drafter is None or request.is_complete:
-            return [TokenTree.anchored(request.token_ids[-1])]
-        try:
-            return [request.drafter.draft(request.limits())]
-        except Exception as error:
-            self._fail(request, error)
-            return []
 
     def _part(self, work: Work, tree: TokenTree | None) -> RunRequest:
         request = work.request
@@ -324,78 +279,32 @@ class EngineCore:
 
     def _decode(self, request: Request, tree: TokenTree, result: RunResult, step: _Step) -> None:
         """Walk the tree, commit the path, and emit."""
-        now = time.monotonic()
-        logprobs: list[TokenLogprob] = []
-        known = len(request.token_ids)
-        reason: FinishReason | None = FinishReason.LENGTH
-        outcome = Walk([], [])
-        if not request.is_complete:
-            outcome, reason = self._walk(request, tree, result, logprobs)
-        request.first_token_time = request.first_token_time or now
-        request.last_token_time = now
         assert request.slot is not None
-        first = known  # row of the anchor's first successor
-        for place, node in enumerate(outcome.path):
-            source = known - 1 + node
-            if source != first + place:
-                step.moves.append((request.slot, source, first + place))
-        self._commit(request, known + len(outcome.path))
-        self._count(request, tree, outcome, step)
-        if reason is not None:
-            request.finish(reason)
-            step.outputs.append(self._release(request, outcome.token_ids, logprobs, known))
-            return
-        if request.drafter is not None:
-            request.drafter.observe(StepResult(tree, result.rows, outcome.path, outcome.token_ids))
-        step.outputs.append(self._output(request, outcome.token_ids, logprobs, known))
-
-    def _walk(
-        self, request: Request, tree: TokenTree, result: RunResult, logprobs: list[TokenLogprob]
-    ) -> tuple[Walk, FinishReason | None]:
+        known = len(request.token_ids)  # also the row where the anchor's successor belongs
         sampler = self._samplers[request.request_id]
-        wanted = request.source.sampling.logprobs
-        reason: FinishReason | None = None
-
-        def draw(node: int) -> int:
-            if result.argmax[node] == self._info.vocab_size:
-                raise ArithmeticError("the model gave NaN logits")
-            if sampler.is_argmax:
-                token_id = result.argmax[node]
-            else:
-                token_id = sampler.draw(result.logits[node], len(request.token_ids))
-            if wanted is not None:
-                logprobs.append(token_logprob(result.logits[node], token_id, wanted))
-            return token_id
-
-        def is_final(token_id: int) -> bool:
-            nonlocal reason
-            sampler.observe(token_id)
-            reason = request.commit(token_id)
-            return reason is not None
-
-        return walk(tree, draw, is_final), reason
+        verified = verify(request, sampler, tree, result, self._info.vocab_size)
+        path, token_ids = verified.walk.path, verified.walk.token_ids
+        request.last_token_time = time.monotonic()
+        request.first_token_time = request.first_token_time or request.last_token_time
+        step.moves += [
+            (request.slot, known - 1 + node, known + place)
+            for place, node in enumerate(path)
+            if node != place + 1
+        ]
+        self._commit(request, known + len(path))
+        step.count(request, tree, verified.walk)
+        if verified.finish_reason is not None:
+            request.finish(verified.finish_reason)
+            self._release(request)
+        elif request.drafter is not None:
+            request.drafter.observe(StepResult(tree, result.rows, path, token_ids))
+        is_first = known == request.num_prompt_tokens
+        step.outputs.append(output_of(request, token_ids, verified.logprobs, is_first=is_first))
 
     def _commit(self, request: Request, committed_len: int) -> None:
         assert request.slot is not None
         request.committed_len = committed_len
         self._scheduler.slots.commit(request.slot, committed_len)
-
-    def _count(self, request: Request, tree: TokenTree, outcome: Walk, step: _Step) -> None:
-        is_hit, tokens = tree.num_draft_tokens > 0, len(outcome.token_ids)
-        stats = SpecStats(
-            steps=1,
-            drafts=int(is_hit),
-            draft_tokens=tree.num_draft_tokens,
-            explored_tokens=tree.num_explored_tokens,
-            accepted_tokens=len(outcome.path),
-            hit_tokens=tokens if is_hit else 0,
-            tokens=tokens,
-            accepted_per_depth=(1,) * len(outcome.path),
-        )
-        request.stats += stats
-        method = request.source.speculation.method
-        step.spec[method] = step.spec.get(method, SpecStats()) + stats
-        step.trees.append((method, tree.num_draft_tokens))
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End one request with an error that is its own; the others go on."""
@@ -403,68 +312,16 @@ class EngineCore:
         if request.status is not RequestStatus.FINISHED:
             request.finish(FinishReason.ERROR, error=f"{type(error).__name__}: {error}")
         if request.request_id in self._requests:
-            self._ended.append(self._release(request))
+            self._end(request)
 
-    def _output(
-        self,
-        request: Request,
-        token_ids: Sequence[int],
-        logprobs: list[TokenLogprob],
-        known: int,
-    ) -> EngineOutput:
-        wants = request.source.sampling
-        is_first = known == request.num_prompt_tokens
-        return EngineOutput(
-            request_id=request.request_id,
-            new_token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs) if wants.logprobs is not None else None,
-            prompt_logprobs=(
-                tuple(request.prompt_logprobs)
-                if wants.prompt_logprobs is not None and is_first
-                else None
-            ),
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            error=request.error,
-            num_cached_tokens=request.num_cached_tokens,
-            stats=request.stats if request.finish_reason else None,
-            times=self._times(request) if request.finish_reason else None,
-        )
-
-    def _release(
-        self,
-        request: Request,
-        token_ids: Sequence[int] = (),
-        logprobs: list[TokenLogprob] | None = None,
-        known: int = -1,
-    ) -> EngineOutput:
-        """Take an ended request out of all books and make its terminal output."""
+    def _release(self, request: Request) -> None:
+        """Take an ended request out of all books."""
         self._scheduler.remove(request)
         if isinstance(request.drafter, Auto):
             request.drafter.finish()
-            request.stats += _prediction_stats(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
-        return self._output(request, token_ids, logprobs or [], known)
 
-    @staticmethod
-    def _times(request: Request) -> RequestTimes | None:
-        if not request.scheduled_time:
-            return None
-        return RequestTimes(
-            request.source.arrival_time,
-            request.scheduled_time,
-            request.first_token_time,
-            request.last_token_time,
-        )
-
-
-def _prediction_stats(request: Request) -> SpecStats:
-    """What became of the client's prediction, if one was given."""
-    prediction = request.source.prediction_token_ids
-    source = request.drafter.prediction if isinstance(request.drafter, Auto) else None
-    if source is None:  # no prediction, or the request never ran
-        return SpecStats(rejected_prediction_tokens=len(prediction))
-    return SpecStats(
-        accepted_prediction_tokens=source.num_accepted,
-        rejected_prediction_tokens=source.num_rejected,
-    )
+    def _end(self, request: Request) -> None:
+        """Release a request that ended outside a step's walk, and say so with the next outputs."""
+        self._release(request)
+        self._ended.append(output_of(request))

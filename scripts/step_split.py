@@ -11,8 +11,10 @@ from typing import Any
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import engine.core
 import engine.model.runner
 from engine.core import EngineCore
+from engine.drafting import StepDrafts
 from engine.model.kv_cache import KvCache
 from engine.model.native_attention import NativeStep
 from engine.model.runner import ModelRunner
@@ -54,8 +56,8 @@ class Split:
 def marked(runner: ModelRunner) -> Iterator[None]:
     """Name the parts of a step to the profiler while this is open."""
     places: list[tuple[Any, str, str]] = [
-        (EngineCore, "_draft_all", "draft"),
-        (EngineCore, "_walk", "walk"),
+        (StepDrafts, "draft", "draft"),
+        (engine.core, "verify", "walk"),
         (FilledGoose, "observe", "learn"),
         (KvCache, "move", "commit"),
         (ModelRunner, "_forward", "packed forward"),

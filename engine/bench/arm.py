@@ -41,6 +41,6 @@ def arms(
             try:
                 plan = config.resolve(method, **wishes)
             except RequestError as error:
-                raise ConfigError(f"--sweep: {error}") from error
+                raise ConfigError(f"{'--sweep' if sweep else '--methods'}: {error}") from error
             found.append(Arm(" ".join([method, *marks]), plan))
     return found

@@ -1,4 +1,4 @@
-"""The embedded model under a schema: valid JSON, the same with speculation, and no slower in steps."""
+"""The embedded model under a schema: valid JSON, the same with speculation, in no more steps."""
 
 import dataclasses
 import json

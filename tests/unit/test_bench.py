@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,14 @@ from engine.bench.row import Row, summarise
 from engine.bench.table import replay_table, table
 from engine.bench.trace import TOP_K, Recording
 from engine.bench.trial import Trial, median_trial
-from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
+from engine.config import (
+    METHODS,
+    EngineConfig,
+    ModelConfig,
+    ModelSource,
+    RestConfig,
+    SpeculationConfig,
+)
 from engine.errors import ConfigError
 from engine.spec.calibrator import Calibrator
 from engine.spec.tree import EXPLORE, TokenTree
@@ -319,7 +327,8 @@ def test_replay_takes_a_part(recording: Recording) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_cannot_be_replayed_says_so(recording: Recording, method: str) -> None:
-    compared = arms(SPECULATION, [method], {})
+    stored = replace(SPECULATION, rest=RestConfig(datastore=Path("store.safetensors")))
+    compared = arms(stored, [method], {})
     if method not in NOT_REPLAYED:
         assert len(replay(recording, compared, options())) == 3 * len(compared)
         return
