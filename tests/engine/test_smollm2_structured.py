@@ -1,4 +1,4 @@
-"""The embedded model under a schema: valid JSON, the same with speculation, in no more steps."""
+"""The embedded model under a schema: valid JSON, and the same with speculation."""
 
 import dataclasses
 import json

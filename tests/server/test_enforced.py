@@ -1,4 +1,4 @@
-"""The whole way with a real engine: an answer is what it must be, in every way of asking."""
+"""The whole way with a real engine: an answer keeps its promise, streamed or drafted or not."""
 
 import json
 from collections.abc import AsyncIterator
