@@ -22,7 +22,15 @@ from engine.model.sdpa_attention import SdpaStep
 from engine.model.topk import best_tokens
 from engine.spec.drafter import Rows
 
+_BUCKET_STEPS = ((64, 4), (128, 8), (512, 32))  # up to so many rows: multiples of
+_LARGEST_STEP = 64
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def bucket(rows: int) -> int:
+    """The next row count that is run: kernels are compiled, and kept, for each one that occurs."""
+    step = next((step for limit, step in _BUCKET_STEPS if rows <= limit), _LARGEST_STEP)
+    return -(-rows // step) * step
 
 
 class ModelRunner:
@@ -48,6 +56,7 @@ class ModelRunner:
         if is_cpu and can_pack(loaded.dtype):
             least_rows = stable_rows(pack_linears(self._model), loaded.dtype)
         self._min_rows = least_rows or 1
+        self._has_buckets = is_cpu and can_pack(loaded.dtype)
         # Whether a row's bits depend on its own tokens only, whatever else is in the pass.
         self.is_exact = self._kernels is not None and least_rows is not None
         self.forward_seconds = 0.0  # of the last pass
@@ -101,6 +110,9 @@ class ModelRunner:
             )
         return results
 
+    def _bucket(self, rows: int) -> int:
+        return max(self._min_rows, bucket(rows)) if self._has_buckets else rows
+
     def _forward(self, parts: Sequence[RunRequest]) -> Tensor:
         token_ids: list[int] = []
         positions: list[int] = []
@@ -114,10 +126,12 @@ class ModelRunner:
                 token_ids.extend(part.tree.token_ids)
                 anchor = part.committed_len + len(part.prefix)
                 positions.extend(anchor + depth for depth in part.tree.depths)
-        padding = self._min_rows - len(token_ids)
-        if padding > 0:
-            token_ids.extend([0] * padding)
-            positions.extend([0] * padding)
+        padding = self._bucket(len(token_ids)) - len(token_ids)
+        token_ids.extend([0] * padding)
+        positions.extend([0] * padding)
+        num_reads = len(reads)
+        if reads:
+            reads.extend(reads[-1:] * (self._bucket(num_reads) - num_reads))
         output = self._model(
             input_ids=torch.tensor([token_ids], device=self.device),
             position_ids=torch.tensor([positions], device=self.device),
@@ -125,5 +139,5 @@ class ModelRunner:
             logits_to_keep=torch.tensor(reads, dtype=torch.long, device=self.device),
             treeline_step=self._step(parts),
         )
-        logits: Tensor = output.logits[0]
+        logits: Tensor = output.logits[0, :num_reads]
         return logits

@@ -122,3 +122,11 @@ def test_a_node_changes_only_rows_that_see_it() -> None:
         for node in range(len(tree)):
             sees = node == changed or changed in tree.path(node)
             assert torch.equal(before[node], after[node]) is not sees
+
+
+def test_few_row_counts_occur_and_none_is_far_above() -> None:
+    counts = [runner_module.bucket(rows) for rows in range(1, 1025)]
+    assert all(rows <= count for rows, count in enumerate(counts, 1))
+    assert all(count <= max(rows + 3, rows * 1.25) for rows, count in enumerate(counts, 1))
+    assert len(set(counts)) < 48
+    assert [runner_module.bucket(count) for count in counts] == counts
