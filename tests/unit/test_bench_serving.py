@@ -165,7 +165,7 @@ def test_prompts_are_taken_from_the_files_in_turn(script, tmp_path: Path) -> Non
         (tmp_path / name).write_text("\n".join(lines))
     found = script.read_prompts([tmp_path / "a", tmp_path / "b"], 5)
     assert found == ["a0", "b0", "a1", "b0", "a0"]
-    assert len(script.PROMPTS) == 5
+    assert {path.stem for path in script.PROMPTS} >= {"chat", "code", "maths", "summarising"}
 
 
 def test_no_server_is_one_line(script, capsys: pytest.CaptureFixture[str]) -> None:
