@@ -12,6 +12,8 @@ from engine.spec.token_source import NUM_CODES, NUM_SILENT
 SHIFT = 8  # bits per source in a key
 _MASK = (1 << SHIFT) - 1
 _MAX_KEYS = 1 << 16
+_AGREEMENT_WEIGHT = 20.0  # observations that "agreeing is worth nothing" counts for
+_SUREST = 0.98
 
 
 class Calibrator:
@@ -19,7 +21,8 @@ class Calibrator:
 
     A candidate's key packs one code per source, source i in bits 8i .. 8i + 7. Its probability is
     (hits + m * prior) / (trials + m) with decayed counts; the prior of a key is the largest
-    probability among its proposing sources' own codes, which are estimated alike from `priors`.
+    probability among its proposing sources' own codes, which are estimated alike from `priors`,
+    times what so many sources agreeing has been worth so far.
     """
 
     def __init__(
@@ -33,6 +36,8 @@ class Calibrator:
         self._priors = [list(codes) for codes in priors]
         self._alone = [list(codes) for codes in priors]  # probability by source and code
         self._alone_counts = [[[0.0, 0.0] for _ in codes] for codes in priors]
+        # By number of agreeing sources: decayed hits, and hits that the largest one alone promised.
+        self._agreement = [[_AGREEMENT_WEIGHT, _AGREEMENT_WEIGHT] for _ in range(len(priors) + 1)]
         self.lookup = _Lookup(self._prior)  # key -> probability, for reading many at once
         self._joint_counts: dict[int, list[float]] = {}
 
@@ -45,6 +50,10 @@ class Calibrator:
         self.lookup.forget_guesses()
         hit = 1.0 if is_hit else 0.0
         weight, decay = self._weight, self._decay
+        best, num_sources = self._best(key)
+        agreement = self._agreement[num_sources]
+        agreement[0] = agreement[0] * decay + hit
+        agreement[1] = agreement[1] * decay + best
         rest, source = key, 0
         while rest:
             code = rest & _MASK
@@ -71,14 +80,23 @@ class Calibrator:
         return self._joint_counts.get(key, (0.0, 0.0))[1]
 
     def _prior(self, key: int) -> float:
-        best, source = 0.0, 0
+        best, num_sources = self._best(key)
+        if num_sources < 2:
+            return best
+        hits, promised = self._agreement[num_sources]
+        return min(best * hits / promised, _SUREST)
+
+    def _best(self, key: int) -> tuple[float, int]:
+        """The largest probability among a key's sources alone, and how many they are."""
+        best, source, num_sources = 0.0, 0, 0
         while key:
             code = key & _MASK
             if code >= NUM_SILENT:
                 best = max(best, self._alone[source][code])
+                num_sources += 1
             key >>= SHIFT
             source += 1
-        return best
+        return best, num_sources
 
 
 class _Lookup(dict[int, float]):

@@ -57,6 +57,19 @@ def test_a_joint_key_tells_apart_what_its_parts_cannot() -> None:
     assert calibrator.probability(key(A, 2)) == pytest.approx(0.5, abs=0.05)
 
 
+def test_agreement_is_worth_what_it_was_worth_so_far() -> None:
+    """Where two sources that agree were right more often than either, a new pair starts higher."""
+    rng = random.Random(6)
+    calibrator = Calibrator(PRIORS)
+    for _ in range(600):
+        for first, second, truth in ((A, 1, 0.3), (1, A, 0.3), (B, 1, 0.3), (1, B, 0.2)):
+            calibrator.observe(key(first, second), rng.random() < truth)
+        if rng.random() < 0.5:
+            calibrator.observe(key(A, A), rng.random() < 0.9)
+    parts = max(calibrator.probability(key(B, 2)), calibrator.probability(key(2, B)))
+    assert calibrator.probability(key(B, B)) > 1.2 * parts
+
+
 def test_old_observations_fade() -> None:
     calibrator = Calibrator(PRIORS, half_life=100.0)
     for _ in range(2000):
