@@ -165,13 +165,6 @@ class EngineCore:
             request.finish(FinishReason.ABORT)
             self._end(request)
 
-    def fail_all(self, error: str) -> None:
-        """End every request with an error, without touching the device again."""
-        for request in list(self._requests.values()):
-            if request.status is not RequestStatus.FINISHED:
-                request.finish(FinishReason.ERROR, error=error)
-            self._end(request)
-
     def drain_ended(self) -> tuple[EngineOutput, ...]:
         """Ends that happened outside a step, each once."""
         ended, self._ended = tuple(self._ended), []

@@ -1,8 +1,8 @@
 """Recorded greedy text with what the target said at every position: drafters' food without a model.
 
 Row i is what the model said after token i. Logits are stored less their row's log-sum-exp, so that
-`exp(logit)` is the probability and the log mass of every row is 0. Rows of nodes that a drafter
-would have got wrong are not here: nobody has computed them.
+`exp(logit)` is the probability. Rows of nodes that a drafter would have got wrong are not here:
+nobody has computed them.
 """
 
 import json
@@ -35,11 +35,7 @@ class Trace:
     def rows_at(self, positions: Sequence[int], top_k: int) -> Rows:
         """The `top_k` best of the rows at `positions`."""
         index = np.asarray(positions, dtype=np.int64)
-        return Rows(
-            self.rows.token_ids[index, :top_k],
-            self.rows.logits[index, :top_k],
-            np.zeros(len(index), dtype=np.float32),
-        )
+        return Rows(self.rows.token_ids[index, :top_k], self.rows.logits[index, :top_k])
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,10 +79,7 @@ class ModelRunner:
             return [None] * len(parts)
         top_k = max((part.needs.top_k for part in parts), default=0)
         argmax, ids, values = best_tokens(logits, top_k)
-        mass = None
-        if any(part.needs.log_mass for part in parts):
-            mass = torch.logsumexp(logits.float(), 1).cpu().numpy()
-        best = Rows(ids.cpu().numpy(), values.float().cpu().numpy(), mass)
+        best = Rows(ids.cpu().numpy(), values.float().cpu().numpy())
         results = self._split(parts, logits, argmax.tolist(), best)
         self.forward_seconds = time.perf_counter() - begin
         return results

@@ -34,7 +34,6 @@ class Needs:
     """Which of the target's outputs a drafter reads. Rows that nobody reads are not computed."""
 
     top_k: int = 0  # best token ids per row, by raw logits; 0: none
-    log_mass: bool = False  # log-sum-exp of each row, for true probabilities
     prompt_rows: bool = False  # rows of the prompt too
 
 
@@ -44,11 +43,9 @@ class Rows:
 
     token_ids: npt.NDArray[np.int64]  # [num_rows, top_k], best first
     logits: npt.NDArray[np.float32]  # [num_rows, top_k]
-    log_mass: npt.NDArray[np.float32] | None = None  # [num_rows]
 
     def __getitem__(self, rows: slice) -> "Rows":
-        mass = None if self.log_mass is None else self.log_mass[rows]
-        return Rows(self.token_ids[rows], self.logits[rows], mass)
+        return Rows(self.token_ids[rows], self.logits[rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Scripted:
     def __init__(self, build) -> None:
         from engine.spec.drafter import Needs
 
-        self.needs = Needs(top_k=3, log_mass=True, prompt_rows=True)
+        self.needs = Needs(top_k=3, prompt_rows=True)
         self._build = build
 
     def begin(self, token_ids) -> None:

@@ -49,7 +49,7 @@ class Bytes:
         return bytes([token_id])
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        raise NotImplementedError
+        raise AssertionError("the stub has no chat template")
 
 
 class SlowEngine:
