@@ -50,13 +50,12 @@ ARG VARIANT=cpu
 LABEL org.opencontainers.image.title="Treeline" \
       org.opencontainers.image.description="OpenAI-compatible server that decodes with token trees" \
       org.opencontainers.image.licenses="Apache-2.0"
-# On a CPU the engine compiles its kernels for the machine that it runs on, at the first start.
+# The engine compiles its kernels for the machine that it runs on, at the first start: its own on a
+# CPU, what launches Triton's on a GPU.
 # hadolint ignore=DL3008
-RUN if [ "$VARIANT" = cpu ]; then \
-        apt-get update \
-        && apt-get install --yes --no-install-recommends gcc libc6-dev \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 # A number, so that a cluster can prove that it is not root.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /cache --shell /usr/sbin/nologin treeline \
     && install --directory --owner treeline --group treeline /cache

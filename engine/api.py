@@ -11,6 +11,7 @@ from engine.client import (
 from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError, EngineDeadError, ModelError, RequestError, TreelineError
 from engine.types import (
+    PLAIN_TEXT,
     EngineInfo,
     EngineOutput,
     EngineRequest,
@@ -20,11 +21,13 @@ from engine.types import (
     SpecStats,
     SpeculationPlan,
     StepOutputs,
+    TextRules,
     TokenLogprob,
 )
 
 __all__ = [
     "METHODS",
+    "PLAIN_TEXT",
     "ConfigError",
     "EngineClient",
     "EngineConfig",
@@ -45,6 +48,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationPlan",
     "StepOutputs",
+    "TextRules",
     "ThreadedEngine",
     "TokenLogprob",
     "TreelineError",

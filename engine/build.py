@@ -23,11 +23,19 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, EngineInfo]:
     """Load the model and probe it. Runs on the thread that will step. Raises ModelError."""
     loaded = load_model(config.model, attn_implementation=NAME)
-    runner = ModelRunner(loaded, config.max_batch, config.speculation.tree.budget)
+    runner = ModelRunner(
+        loaded,
+        config.max_batch,
+        config.speculation.tree.budget,
+        attention=config.model.attention,
+        cuda_graphs=config.model.cuda_graphs,
+        exact=config.model.exact,
+    )
     if config.model.exact and not runner.is_exact:
         raise ModelError(
             f"model.exact: {loaded.dtype} on {loaded.device} gives rows bits that depend on their "
-            "company here (on a CPU it takes a C compiler with OpenMP: cc, gcc or clang)."
+            "company here (on a CPU it takes a C compiler with OpenMP: cc, gcc or clang; on a GPU "
+            "Triton, and matrix kernels that keep to their order)."
         )
     info = EngineInfo(
         model_name=config.model.name,

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError, TreelineError
+from engine.errors import EngineDeadError, RequestError, TreelineError, is_out_of_memory
 from engine.types import EngineInfo, EngineOutput, EngineRequest, FinishReason, StepOutputs
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; a bad YAML must fail at once
@@ -27,7 +27,7 @@ log = logging.getLogger("treeline.engine")
 
 OnStep = Callable[[StepOutputs], None]
 
-STEP_COST_SECONDS = 1.0  # between two copies of the cost table for `status`
+COPY_SECONDS = 1.0  # between two copies of costs and sizes for `status`, while there is work
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class EngineStatus:
     num_kv_tokens: int = 0  # committed rows of running requests, of max_batch * max_model_len
     num_cache_tokens: int = 0  # of other requests' answers, kept to draft from
     step_cost: tuple[tuple[int, float], ...] = ()  # (rows, seconds) of a forward pass
+    drafter_entries: tuple[tuple[str, int], ...] = ()  # (method, entries that its drafters keep)
 
 
 class EngineClient(Protocol):
@@ -117,7 +118,8 @@ class ThreadedEngine:
         self._load_counts = (0, 0)
         self._memory_counts = (0, 0)  # KV tokens, cached tokens
         self._step_cost: tuple[tuple[int, float], ...] = ()
-        self._step_cost_time = -math.inf
+        self._drafter_entries: tuple[tuple[str, int], ...] = ()
+        self._copy_time = -math.inf
         self._pending: set[str] = set()  # added, not yet ended; guarded by _lock
         self._lock = threading.Lock()
         self._beat = time.monotonic()
@@ -164,6 +166,7 @@ class ThreadedEngine:
             num_kv_tokens=kv_tokens,
             num_cache_tokens=cache_tokens,
             step_cost=self._step_cost,
+            drafter_entries=self._drafter_entries,
         )
 
     def shutdown(self, timeout: float) -> None:
@@ -222,17 +225,30 @@ class ThreadedEngine:
         """Hand over a request; one that the core refuses ends alone."""
         try:
             core.add(request)
+        except RequestError as error:
+            self._refuse(core, request, FinishReason.INVALID, error)
         except (TreelineError, ValueError) as error:
-            output = EngineOutput(
-                request.request_id, finish_reason=FinishReason.ERROR, error=str(error)
-            )
-            self._emit(core, StepOutputs(outputs=(output,)))
+            self._refuse(core, request, FinishReason.ERROR, error)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._refuse(core, request, FinishReason.OVERLOAD, error)
+
+    def _refuse(
+        self, core: "EngineCore", request: EngineRequest, reason: FinishReason, error: Exception
+    ) -> None:
+        code = error.code if isinstance(error, RequestError) else None
+        output = EngineOutput(
+            request.request_id, finish_reason=reason, error=str(error), error_code=code
+        )
+        self._emit(core, StepOutputs(outputs=(output,)))
 
     def _emit(self, core: "EngineCore", outputs: StepOutputs) -> None:
         self._load_counts = core.num_running, core.num_waiting
         self._memory_counts = core.num_kv_tokens, core.num_cache_tokens
-        if self._beat - self._step_cost_time > STEP_COST_SECONDS:
-            self._step_cost_time = self._beat
+        if self._beat - self._copy_time > COPY_SECONDS or not core.has_work:
+            self._copy_time = self._beat
+            self._drafter_entries = tuple(core.state_sizes().items())
             self._step_cost = tuple(core.planner.cost.table().items())
         ended = [output.request_id for output in outputs.outputs if output.finish_reason]
         if ended:

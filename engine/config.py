@@ -72,6 +72,8 @@ class ModelConfig:
     device: Annotated[str, OneOf(("auto", "cpu", "cuda"))] = "auto"
     max_model_len: Count | None = None  # None: the model's own context
     exact: bool = False  # refuse to start unless speculation is bit-identical to plain decoding
+    attention: Annotated[str, OneOf(("auto", "triton", "sdpa"))] = "auto"
+    cuda_graphs: Annotated[str, OneOf(("auto", "always", "never"))] = "auto"  # on a GPU
     trust_remote_code: bool = False
 
 

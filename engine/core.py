@@ -12,9 +12,10 @@ from functools import partial
 from engine.config import EngineConfig
 from engine.drafting import StepDrafts
 from engine.kv_slots import KvSlots, SlotGrant
-from engine.model.run_request import RunRequest, RunResult
+from engine.model.run_request import RunResult
 from engine.model.runner import ModelRunner
 from engine.outputs import output_of
+from engine.pass_runner import PassRunner
 from engine.request import Request, RequestStatus
 from engine.sampling import Sampler, token_logprob
 from engine.scheduler import Scheduler, Work
@@ -85,6 +86,7 @@ class EngineCore:
         self._eos_token_ids = frozenset(info.eos_token_ids)
         slots = KvSlots(config.max_batch, reuse_prefixes=config.prefix_reuse)
         self._scheduler = Scheduler(slots, config.prefill_chunk)
+        self._passes = PassRunner(self._scheduler, runner, self._fail)
         self.planner = Planner(config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE))
         encode = partial(tokenizer.encode, add_special_tokens=False) if tokenizer else None
         self._shared = Shared(config.speculation, self._eos_token_ids, self.planner, encode)
@@ -122,6 +124,15 @@ class EngineCore:
         """Tokens of ended requests' answers that later ones draft from."""
         return len(self.planner.cache) if self.planner.cache is not None else 0
 
+    def state_sizes(self) -> dict[str, int]:
+        """Entries that drafters keep, by method: those of running requests and what is shared."""
+        sizes = self._shared.state_sizes()
+        for request in self._scheduler.running:
+            if request.drafter is not None:
+                method = request.source.speculation.method
+                sizes[method] = sizes.get(method, 0) + request.drafter.state_size()
+        return sizes
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -139,7 +150,7 @@ class EngineCore:
         if sampling.stop:
             if self._tokenizer is None:
                 raise ValueError("stop strings need a tokenizer")
-            scanner = StopScanner(self._tokenizer, sampling.stop, sampling.skip_special_tokens)
+            scanner = StopScanner(self._tokenizer, sampling.stop, sampling.text)
         matcher = None
         if sampling.grammar is not None:
             if self._tokenizer is None:
@@ -147,8 +158,7 @@ class EngineCore:
             grammars = self._tokenizer.grammars(self._info.vocab_size, self._info.eos_token_ids)
             matcher = grammars.matcher(sampling.grammar)
         request = Request(source, drafter, scanner, self._eos_token_ids, self._info.max_model_len)
-        self._requests[source.request_id] = request
-        self._samplers[source.request_id] = Sampler(
+        sampler = Sampler(
             sampling,
             source.prompt_token_ids,
             self._eos_token_ids | frozenset(sampling.stop_token_ids),
@@ -156,6 +166,8 @@ class EngineCore:
             self._runner.device,
             matcher=matcher,
         )
+        self._requests[source.request_id] = request
+        self._samplers[source.request_id] = sampler
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -173,21 +185,15 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """Serve every running request once."""
         grants = self._admit()
-        begin = time.perf_counter()
-        works = self._scheduler.schedule()
         drafts = StepDrafts(self.planner, self._fail)
-        drafted = drafts.draft(works)
-        drafting = time.perf_counter() - begin
+        done = self._passes.run(drafts)
+        drafted, forward, drafting = done.drafted, done.forward_seconds, done.draft_seconds
         step = _Step()
-        forward = 0.0
         begin = time.perf_counter()
-        if drafted:
-            results = self._runner.run([self._part(work, tree) for work, tree in drafted])
-            forward = self._runner.forward_seconds
-            for (work, tree), result in zip(drafted, results, strict=True):
-                self._settle(work, tree, result, step)
-            self._runner.kv.move(step.moves)
-        walking = time.perf_counter() - begin - forward
+        for (work, tree), result in zip(drafted, done.results, strict=True):
+            self._settle(work, tree, result, step)
+        self._runner.kv.move(step.moves)
+        walking = time.perf_counter() - begin
         if self._config.check_invariants:
             self.check_invariants()
         return StepOutputs(
@@ -204,6 +210,7 @@ class EngineCore:
             walk_seconds=walking,
             num_rows=sum(w.end - w.start + (len(t) - 1 if t else 0) for w, t in drafted),
             price=self.planner.price,
+            num_memory_faults=done.num_memory_faults,
             predicted_tokens=drafts.learn(drafted, step.num_tokens, forward, drafting),
         )
 
@@ -227,19 +234,6 @@ class EngineCore:
                 except Exception as error:
                     self._fail(request, error)
         return admitted
-
-    def _part(self, work: Work, tree: TokenTree | None) -> RunRequest:
-        request = work.request
-        assert request.slot is not None
-        end = work.end - 1 if tree else work.end
-        return RunRequest(
-            slot=request.slot,
-            committed_len=work.start,
-            prefix=request.token_ids[work.start : end],
-            tree=tree,
-            needs=request.needs,
-            wants_prefix_logits=request.wants_prompt_rows and work.end <= request.num_prompt_tokens,
-        )
 
     def _settle(
         self, work: Work, tree: TokenTree | None, result: RunResult | None, step: _Step
@@ -301,9 +295,10 @@ class EngineCore:
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End one request with an error that is its own; the others go on."""
-        log.error("request %s failed", request.request_id, exc_info=error)
         if request.status is not RequestStatus.FINISHED:
-            request.finish(FinishReason.ERROR, error=f"{type(error).__name__}: {error}")
+            request.fail(error)
+        if request.finish_reason is not FinishReason.INVALID:
+            log.error("request %s failed", request.request_id, exc_info=error)
         if request.request_id in self._requests:
             self._end(request)
 

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.request import Request
 from engine.scheduler import Work
 from engine.spec.auto import Auto
+from engine.spec.drafter import DraftLimits
 from engine.spec.planner import Planner
 from engine.spec.tree import TokenTree
 
@@ -20,9 +22,14 @@ class StepDrafts:
     def __init__(self, planner: Planner, fail: Callable[[Request, Exception], None]) -> None:
         self._planner = planner
         self._fail = fail
+        self._is_plain = False
 
-    def draft(self, works: Sequence[Work]) -> list[Drafted]:
-        """Each work with its tree. Priced drafters share what the others leave, at one price."""
+    def draft(self, works: Sequence[Work], *, is_plain: bool = False) -> list[Drafted]:
+        """Each work with its tree. Priced drafters share what the others leave, at one price.
+
+        May be called again before the trees are run. `is_plain`: anchors only.
+        """
+        self._is_plain = is_plain
         priced = [work for work in works if _is_priced(work)]
         done = {id(work): self._draft(work) for work in works if not _is_priced(work)}
         if priced:
@@ -52,7 +59,7 @@ class StepDrafts:
 
     def _share(self, works: Sequence[Work], rows: int) -> None:
         requests = [
-            (work.request.drafter, work.request.limits())
+            (work.request.drafter, self._limits(work.request))
             for work in works
             if isinstance(work.request.drafter, Auto)
         ]
@@ -69,10 +76,14 @@ class StepDrafts:
         if request.drafter is None or request.is_complete:
             return [(work, TokenTree.anchored(request.token_ids[-1]))]
         try:
-            return [(work, request.drafter.draft(request.limits()))]
+            return [(work, request.drafter.draft(self._limits(request)))]
         except Exception as error:
             self._fail(request, error)
             return []
+
+    def _limits(self, request: Request) -> DraftLimits:
+        limits = request.limits()
+        return replace(limits, depth=0, explore_depth=0) if self._is_plain else limits
 
 
 def _is_priced(work: Work) -> bool:

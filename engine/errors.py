@@ -4,6 +4,7 @@ TreelineError
 ├── ConfigError          the configuration cannot be used; the start fails with one line
 │   └── ModelError       the model cannot be found, loaded or served
 ├── RequestError         one request is invalid; carries the field for a 4xx answer
+├── OverloadError        one request does not fit now; the same one may fit later
 └── EngineDeadError      the engine thread has ended; every waiting request fails with it
 """
 
@@ -29,5 +30,23 @@ class RequestError(TreelineError):
         self.code = code
 
 
+class OverloadError(TreelineError):
+    """The machine has no room for a sound request now. A later attempt may succeed."""
+
+
 class EngineDeadError(TreelineError):
     """The engine thread has ended; nothing can be served any more."""
+
+
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, numpy or torch raised `error` because an allocation failed.
+
+    Torch says so with a class of its own for its allocator on a device, and only in the text of a
+    RuntimeError for that of the CPU and for the device's libraries.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in _NO_MEMORY)

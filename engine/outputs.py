@@ -26,6 +26,7 @@ def output_of(
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         error=request.error,
+        error_code=request.error_code,
         num_cached_tokens=request.num_cached_tokens,
         stats=request.stats + _prediction_stats(request) if has_ended else None,
         times=_times(request) if has_ended else None,

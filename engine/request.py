@@ -2,6 +2,7 @@
 
 from enum import Enum, auto
 
+from engine.errors import OverloadError, RequestError, is_out_of_memory
 from engine.spec.drafter import Drafter, DraftLimits, Needs
 from engine.text.stop import StopScanner
 from engine.types import EngineRequest, FinishReason, SpecStats, TokenLogprob
@@ -51,6 +52,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.error_code: str | None = None
         self.scheduled_time = self.first_token_time = self.last_token_time = 0.0
         self._scanner = scanner
         sampling = request.sampling
@@ -93,11 +95,20 @@ class Request:
             raise RuntimeError(f"{self.request_id}: {self.status.name} -> {status.name}")
         self.status = status
 
-    def finish(self, reason: FinishReason, *, error: str | None = None) -> None:
+    def finish(self, reason: FinishReason) -> None:
         """End the request. Happens exactly once."""
         self.to(RequestStatus.FINISHED)
         self.finish_reason = reason
-        self.error = error
+
+    def fail(self, error: Exception) -> None:
+        """End the request because of `error`: at its own fault if that is a RequestError."""
+        if isinstance(error, RequestError):
+            self.finish(FinishReason.INVALID)
+            self.error, self.error_code = str(error), error.code
+        else:
+            has_room = not (isinstance(error, OverloadError) or is_out_of_memory(error))
+            self.finish(FinishReason.ERROR if has_room else FinishReason.OVERLOAD)
+            self.error = f"{type(error).__name__}: {error}"
 
     def commit(self, token_id: int) -> FinishReason | None:
         """Add one drawn token and say whether the request ends with it, and why.

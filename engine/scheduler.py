@@ -30,7 +30,7 @@ class Scheduler:
 
     def __init__(self, slots: KvSlots, prefill_chunk: int) -> None:
         self.slots = slots
-        self._prefill_chunk = prefill_chunk
+        self.prefill_chunk = prefill_chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -52,9 +52,12 @@ class Scheduler:
             admitted.append((request, grant))
         return admitted
 
-    def schedule(self) -> list[Work]:
-        """The next step's work, one entry per request that takes part."""
-        room = self._prefill_chunk
+    def schedule(self, room: int | None = None) -> list[Work]:
+        """The next step's work, one entry per request that takes part. Changes nothing.
+
+        `room`: prompt tokens of all of them together; None: as configured.
+        """
+        room = self.prefill_chunk if room is None else room
         work = []
         for request in self.running:
             start, known = request.committed_len, len(request.token_ids)

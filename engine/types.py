@@ -14,7 +14,26 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-    ERROR = "error"
+    ERROR = "error"  # the engine is at fault
+    OVERLOAD = "overload"  # nobody is: there is no room for it now, and there may be later
+    INVALID = "invalid"  # the request is: what it demands cannot be had
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How a request's tokens become text: the same where stop strings are searched and where the
+    answer is written, so that both see one text."""
+
+    skips_special: bool = True  # leave control tokens out
+    kept_token_ids: tuple[int, ...] = ()  # control tokens that are spelled all the same
+    continues_text: bool = False  # text stands before: the first token keeps its leading space
+
+    def shows(self, token_id: int, is_special: bool) -> bool:
+        """Whether a token, control token or not, is part of the text."""
+        return not (is_special and self.skips_special) or token_id in self.kept_token_ids
+
+
+PLAIN_TEXT = TextRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +54,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    skip_special_tokens: bool = True  # in the text that stop strings are searched in
+    text: TextRules = PLAIN_TEXT  # of what stop strings are searched in
     logprobs: int | None = None  # alternatives per generated token; 0: the token's own only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     grammar: str | None = None  # compiled by engine.text.grammars; the text follows it to its end
@@ -158,7 +177,8 @@ class EngineOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # once, with the first output
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that matched
-    error: str | None = None  # with FinishReason.ERROR
+    error: str | None = None  # with ERROR, for the log; with INVALID, for the client
+    error_code: str | None = None  # with INVALID: OpenAI's machine-readable code
     num_cached_tokens: int = 0
     stats: SpecStats | None = None  # with finish_reason
     times: RequestTimes | None = None  # with finish_reason, if the request was ever scheduled
@@ -182,6 +202,7 @@ class StepOutputs:
     trees: tuple[tuple[str, int], ...] = ()  # (method, verified nodes) of each tree of this step
     num_prefix_queries: int = 0  # prompt tokens of requests that were given a slot in this step
     num_prefix_hits: int = 0  # those of them whose KV a slot still held
+    num_memory_faults: int = 0  # passes that found too little memory and were made smaller
     dead: str | None = None  # the engine has died with this message; nothing follows
 
 

@@ -8,6 +8,10 @@ by every engine in turn, so that a machine that drifts drifts for all alike. Pro
 several settings, and its fastest is reported. Treeline and transformers compute in the same dtype;
 llama.cpp runs the GGUF file as it is. `identical` counts the prompts for which an engine's
 speculation changed nothing: the same tokens as its own plain decoding.
+
+`--servers N` then asks Treeline's server and llama-cpp-python's over HTTP, N prompts of all files,
+by one client and by four at once. The latter takes more packages than llama-cpp-python brings:
+pip install starlette-context sse-starlette pydantic-settings.
 """
 
 import argparse
@@ -17,10 +21,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from compare_servers import compare_servers, open_servers, summarise_servers
 from peers import Answer, LlamaCpp, Peer, Transformers, Treeline
 from tqdm import tqdm
 
@@ -115,9 +121,10 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         if "missing" in row:
             lines.append(f"| {row['name']} | - | - | - | - | {row['missing']} |")
             continue
+        tau = "-" if row["tau"] is None else f"{row['tau']:.2f}"
         lines.append(
             f"| {row['name']} | {row['tokens_per_second']:.1f} | {row['ttft_ms']:.0f} | "
-            f"{row['tau']:.2f} | {row['identical']}/{row['prompts']} | {row['setting']} |"
+            f"{tau} | {row['identical']}/{row['prompts']} | {row['setting']} |"
         )
     return "\n".join(lines)
 
@@ -133,7 +140,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     colours = ["tab:green" if name.startswith("treeline") else "tab:gray" for name in names]
     bars = axes.barh(names, [row["tokens_per_second"] for row in found][::-1], color=colours)
     axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.set_xlabel("tokens/s, one stream")
+    axes.set_xlabel("tokens/s, one stream unless said otherwise")
     figure.savefig(path, dpi=130)
 
 
@@ -151,8 +158,7 @@ def open_peers(
     folder = resolve_source(config.model.source)
     model = Transformers.load(folder, info.dtype, info.device)
     peers += [Transformers(model, lookup) for lookup in (0, *LOOKUPS["transformers"])]
-    longest = max(len(bench.encode(prompt)) for prompt in prompts)
-    context = -(-(longest + options.max_tokens + max(LOOKUPS["llama.cpp"]) + 1) // 256) * 256
+    context = llama_context(bench, prompts, options.max_tokens)
     missing: dict[str, str] = {}
     try:
         gguf = _gguf(config, options)
@@ -165,6 +171,29 @@ def open_peers(
     except (TreelineError, ValueError) as error:
         missing = dict.fromkeys(NAMES[4:], str(error))
     return peers, missing, bench, info.dtype
+
+
+def llama_context(bench: Bench, prompts: Sequence[str], max_tokens: int) -> int:
+    """A context for llama.cpp that holds every prompt, its answer and a draft."""
+    longest = max(len(bench.encode(prompt)) for prompt in prompts)
+    return -(-(longest + max_tokens + max(LOOKUPS["llama.cpp"]) + 1) // 256) * 256
+
+
+def server_rows(
+    config: EngineConfig, options: argparse.Namespace, prompts: Sequence[str], bench: Bench
+) -> list[dict[str, Any]]:
+    """Rows of the servers, asked `options.servers` prompts, spread over all files."""
+    asked = list(prompts[:: -(-len(prompts) // options.servers)])
+    try:
+        gguf: Path | None = _gguf(config, options)
+    except (TreelineError, ValueError):
+        gguf = None
+    context = llama_context(bench, asked, options.max_tokens)
+    threads = torch.get_num_threads()
+    encode = partial(load_tokenizer(config).encode, add_special_tokens=False)
+    with open_servers(options.config, gguf, context, threads, encode) as (servers, missing):
+        loads = compare_servers(servers, asked, options.max_tokens)
+    return summarise_servers(loads, missing)
 
 
 def _gguf(config: EngineConfig, options: argparse.Namespace) -> Path:
@@ -192,9 +221,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"compare_peers: {error}", file=sys.stderr)
         return 2
     rows = summarise(compare(peers, prompts, bench.encode, options.max_tokens), missing)
+    if options.servers:
+        peers.clear()  # their weights' memory is the servers' now
+        rows += server_rows(config, options, prompts, bench)
     print(table(rows))
-    for name, reason in missing.items():
-        print(f"compare_peers: no {name}: {reason}", file=sys.stderr)
+    for row in rows:
+        if "missing" in row:
+            print(f"compare_peers: no {row['name']}: {row['missing']}", file=sys.stderr)
     if options.json:
         conditions = fingerprint(config, dtype) | {"max_tokens": options.max_tokens}
         options.json.write_text(json.dumps({"fingerprint": conditions, "rows": rows}, indent=1))
@@ -210,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--limit", type=int, default=10, metavar="N", help="prompts per file")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--servers", type=int, default=0, metavar="N", help="prompts over HTTP")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs matplotlib")
     parser.add_argument("--config", default=DEFAULT_CONFIG, help="of Treeline")

@@ -6,8 +6,8 @@
 The table splits real steps of the engine core. Its parts are measured under torch's profiler, which
 slows them, and scaled to the same steps' time without it. Trees are Goose's, filled up to the asked
 number of rows. The plot shows a pass by context beside the bound that no engine can pass: the bytes
-of the weights and of the request's KV over the bandwidth of this machine's memory, measured by
-copying large tensors.
+of the weights and of the requests' KV over the bandwidth of this machine's memory, measured by
+copying and by reading large tensors with all threads; the better of the two counts.
 """
 
 import argparse
@@ -41,34 +41,38 @@ from server.config_loader import DEFAULT_CONFIG, load_settings
 
 PROMPTS = sorted((Path(__file__).parent / "prompts").glob("*.jsonl"))
 _REPEATS = 7
-_COPIED_BYTES = 1 << 28
+_MOVED_BYTES = 1 << 28
 
 
-def pass_seconds(runner: ModelRunner, rows: int, context: int) -> float:
-    """The median pass of a tree of `rows` rows behind `context` tokens of made-up KV."""
+def pass_seconds(runner: ModelRunner, rows: int, context: int, requests: int = 1) -> float:
+    """The median pass of trees of `rows` rows, each behind `context` tokens of made-up KV."""
     tree = TokenTree.anchored(0)
     for node in range(rows - 1):
         tree.add(node // 2, node % 2)
-    part = RunRequest(0, context, (), tree, Needs(top_k=10))
+    parts = [RunRequest(slot, context, (), tree, Needs(top_k=10)) for slot in range(requests)]
     times = []
     for _ in range(_REPEATS):
-        runner.run([part])
+        runner.run(parts)
         times.append(runner.forward_seconds)
     return statistics.median(times[1:])
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of copying a large tensor; the best of a few."""
-    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
+def memory_bandwidth(device: torch.device) -> dict[str, float]:
+    """Bytes per second by "copy" (read and written) and "read"; the best of a few, all threads."""
+    source = torch.zeros(_MOVED_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    best = 0.0
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = max(best, 2 * _COPIED_BYTES / (time.perf_counter() - begin))
-    return best
+    ways = {"copy": (2, lambda: target.copy_(source)), "read": (1, source.sum)}
+    found = {}
+    for way, (passes, move) in ways.items():
+        best = float("inf")
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            move()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - begin)
+        found[way] = passes * _MOVED_BYTES / best
+    return found
 
 
 def weight_bytes(config: EngineConfig, dtype: str) -> int:
@@ -87,6 +91,11 @@ def kv_bytes(runner: ModelRunner, context: int) -> int:
     return context * per_token * runner.kv.data.element_size()
 
 
+def _make_up_kv(runner: ModelRunner, context: int) -> None:
+    first = runner.kv.data[:, :, :1, :, :context].normal_()
+    runner.kv.data[:, :, 1:, :, :context] = first
+
+
 def table(splits: Sequence[Split]) -> str:
     """Milliseconds per step, a column per number of rows."""
     lines = [f"{'ms per step':<14}" + "".join(f"{f'{s.rows} rows':>10}" for s in splits)]
@@ -96,7 +105,7 @@ def table(splits: Sequence[Split]) -> str:
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Passes by context, with the bound of the memory's bandwidth, in milliseconds."""
+    """Passes by context, with the bounds of the memory's bandwidth, in milliseconds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -104,7 +113,10 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     contexts = document["contexts"]
     for rows, values in document["pass_ms"].items():
         axes.plot(contexts, values, marker="o", label=f"{rows} rows")
-    axes.plot(contexts, document["bound_ms"], "k--", label="bytes moved, at copy bandwidth")
+    for (requests, values), style in zip(document["bound_ms"].items(), ("--", ":"), strict=True):
+        axes.plot(contexts, values, f"k{style}", label=f"bytes moved, {requests} requests")
+    label = f"{document['requests']} requests of 1 row"
+    axes.plot(contexts, document["requests_ms"], marker="s", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [str(context) for context in contexts])
     axes.set_xlabel("context, tokens")
@@ -117,7 +129,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything measured, as the JSON document."""
     settings = load_settings(options.config, [], os.environ)
-    config = replace(settings.engine, max_batch=1, prefix_reuse=False)
+    config = replace(settings.engine, max_batch=options.requests, prefix_reuse=False)
     tokenizer = load_tokenizer(config)
     core, info = build_core(config, tokenizer)
     runner = core._runner
@@ -126,29 +138,40 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     # Requests below name goose; its trees must have exactly the asked size.
     FACTORIES["goose"] = lambda shared, plan, _seed: FilledGoose(plan, shared.config.goose)
     contexts = [n for n in options.contexts if n + max(options.rows) <= runner.kv.shape.capacity]
-    total = len(options.rows) * (1 + len(contexts))
+    total = len(options.rows) * (1 + len(contexts)) + len(contexts)
     with tqdm(total=total, unit="point", disable=None) as progress:
         splits = []
         for rows in options.rows:
             splits.append(profile_rows(core, prompt, rows, options.steps))
             progress.update()
-        runner.kv.data[:, :, 0].normal_()
+        _make_up_kv(runner, max(contexts))
         passes: dict[int, list[float]] = {rows: [] for rows in options.rows}
         for context in contexts:
             for rows in options.rows:
                 passes[rows].append(1e3 * pass_seconds(runner, rows, context))
                 progress.update()
-    bandwidth = copy_bandwidth(runner.device)
+        together = []
+        for context in contexts:
+            together.append(1e3 * pass_seconds(runner, 1, context, options.requests))
+            progress.update()
+    bandwidths = memory_bandwidth(runner.device)
+    bandwidth = max(bandwidths.values())
     weights = weight_bytes(config, info.dtype)
+    bounds = {
+        requests: [1e3 * (weights + requests * kv_bytes(runner, n)) / bandwidth for n in contexts]
+        for requests in (1, options.requests)
+    }
     return {
         "fingerprint": fingerprint(config, info.dtype),
         "context": len(prompt),
         "splits": [{"rows": s.rows, "step_ms": s.step_ms, "parts_ms": s.parts} for s in splits],
-        "bandwidth_gb_per_s": bandwidth / 1e9,
+        "bandwidth_gb_per_s": {way: value / 1e9 for way, value in bandwidths.items()},
         "weight_bytes": weights,
         "contexts": contexts,
         "pass_ms": passes,
-        "bound_ms": [1e3 * (weights + kv_bytes(runner, n)) / bandwidth for n in contexts],
+        "requests": options.requests,
+        "requests_ms": together,
+        "bound_ms": bounds,
         "table": table(splits),
     }
 
@@ -163,11 +186,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(f"context {document['context']}, {document['fingerprint']['dtype']}")
     print(document.pop("table"))
-    print(f"memory: {document['bandwidth_gb_per_s']:.1f} GB/s by copying")
+    for way, value in document["bandwidth_gb_per_s"].items():
+        print(f"memory: {value:.1f} GB/s by {way}")
     print(f"{'context':<14}" + "".join(f"{n:>10}" for n in document["contexts"]))
     for rows, values in document["pass_ms"].items():
         print(f"{f'{rows} rows, ms':<14}" + "".join(f"{value:>10.2f}" for value in values))
-    print(f"{'bound, ms':<14}" + "".join(f"{value:>10.2f}" for value in document["bound_ms"]))
+    named = {f"{document['requests']} requests": document["requests_ms"]}
+    named |= {f"bound of {n}": values for n, values in document["bound_ms"].items()}
+    for name, values in named.items():
+        print(f"{name:<14}" + "".join(f"{value:>10.2f}" for value in values))
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     if options.plot:
@@ -183,12 +210,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contexts", type=_counts, default=[128 << i for i in range(7)], metavar="N,N"
     )
+    parser.add_argument("--requests", type=_several, default=8, metavar="N", help="at once")
     parser.add_argument("--context", type=int, default=512, metavar="N", help="of the table")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="per number of rows")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs matplotlib")
     parser.add_argument("--config", default=DEFAULT_CONFIG)
     return parser
+
+
+def _several(text: str) -> int:
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError("must be at least 2")
+    return int(text)
 
 
 def _counts(text: str) -> list[int]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import httpx
 
 GAUGES = ("treeline_num_requests_running", "treeline_num_requests_waiting")
+TASKS = "treeline_event_loop_tasks"
 BAD = (
     {"max_tokens": -1},
     {"temperature": "hot"},
@@ -48,6 +49,7 @@ class Report:
     probes: list[float] = field(default_factory=list)
     tokens: int = 0
     leaked: float = 0.0
+    leaked_tasks: float = 0.0
 
     def fail(self, what: str) -> None:
         """Count something that must not happen."""
@@ -74,6 +76,7 @@ class Report:
             "server_errors_5xx": sum(n for s, n in self.statuses.items() if s.startswith("5")),
             "faults": dict(self.faults),
             "leaked_sequences": self.leaked,
+            "leaked_tasks": self.leaked_tasks,
             "rss_first_mb": round(self.rss[0][2] / 1e6, 1) if self.rss else None,
             "rss_last_mb": round(self.rss[-1][2] / 1e6, 1) if self.rss else None,
             "rss_slope_mb_per_minute": None if by_time is None else round(by_time * 60 / 1e6, 3),
@@ -102,6 +105,8 @@ class Soak:
         """The whole run. Raises httpx.HTTPError if the server cannot be reached at its start."""
         listed = (await self.http.get("/v1/models")).raise_for_status().json()
         self.model = listed["data"][0]["id"]
+        await self.stream()  # the first one starts what serves all later ones
+        tasks = await self.metric(TASKS)
         ends = asyncio.Event()
         watcher = asyncio.create_task(self.watch(ends))
         work = self.leave if self.options.disconnects else self.mix
@@ -109,7 +114,8 @@ class Soak:
         seconds = time.monotonic() - self.began
         ends.set()
         await watcher
-        self.report.leaked = await self.settle()
+        self.report.leaked, left = await self.settle(tasks)
+        self.report.leaked_tasks = left - tasks
         await self.http.aclose()
         return self.report.summary(seconds)
 
@@ -237,14 +243,16 @@ class Soak:
         text = (await self.http.get("/metrics")).raise_for_status().text
         return sum(float(v) for v in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
-    async def settle(self) -> float:
-        """Sequences that the server still holds once nobody asks for anything."""
+    async def settle(self, tasks: float) -> tuple[float, float]:
+        """Sequences and tasks that the server still has once nobody asks for anything; before
+        there were so many `tasks`."""
         deadline = time.monotonic() + self.options.settle
-        while (left := sum([await self.metric(name) for name in GAUGES])) > 0:
-            if time.monotonic() > deadline:
-                break
+        while True:
+            left = sum([await self.metric(name) for name in GAUGES])
+            left_tasks = await self.metric(TASKS)
+            if (left == 0 and left_tasks <= tasks) or time.monotonic() > deadline:
+                return left, left_tasks
             await asyncio.sleep(0.1)
-        return left
 
 
 def main() -> int:
@@ -273,7 +281,8 @@ def main() -> int:
         print(f"{name:<26} {json.dumps(value) if isinstance(value, dict) else value}")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return int(bool(result["server_errors_5xx"] or result["faults"] or result["leaked_sequences"]))
+    wrong = ("server_errors_5xx", "faults", "leaked_sequences")
+    return int(any(result[name] for name in wrong) or float(str(result["leaked_tasks"])) > 0)
 
 
 if __name__ == "__main__":

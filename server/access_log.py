@@ -13,7 +13,7 @@ from typing import Any
 logger = logging.getLogger("treeline.access")
 
 _KEY = "treeline.record"
-_QUIET = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, for ever
+QUIET = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, for ever
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
 
 def write(record: RequestRecord) -> None:
     """Log a request that has ended. Successful probes are worth a line only to who debugs them."""
-    is_probe = record.path in _QUIET and record.status == 200
+    is_probe = record.path in QUIET and record.status == 200
     fields = {
         "request_id": record.request_id,
         "status": record.status,

@@ -29,7 +29,7 @@ class Answer(ABC):
         self._request = body
         self._job = job
         self._fingerprint = fingerprint
-        self._choices = [Choice(tokenizer, body) for _ in job.requests]
+        self._choices = [Choice(tokenizer, body, one.sampling.text) for one in job.requests]
         as_ids = body.return_tokens_as_token_ids
         self._formatter = LogprobFormatter(tokenizer, as_ids, num_top)
         self._num_open = len(job.requests)
@@ -73,7 +73,7 @@ class Answer(ABC):
         return {
             "response_id": self._job.response_id,
             "prompt_tokens": self._job.num_prompt_tokens,
-            "cached_tokens": sum(choice.num_cached_tokens for choice in self._choices),
+            "cached_tokens": self._num_cached_tokens,
             "completion_tokens": sum(len(choice.token_ids) for choice in self._choices),
             "finish_reason": ",".join(choice.finish_reason or "none" for choice in self._choices),
             "method": self._job.method,
@@ -81,6 +81,13 @@ class Answer(ABC):
             "queue_seconds": round(times.scheduled - times.arrival, 4) if times else None,
             "ttft_seconds": round(times.first_token - times.arrival, 4) if times else None,
         }
+
+    @property
+    def _num_cached_tokens(self) -> int:
+        """Of the prompts' tokens, each prompt once: those whose keys and values were kept from
+        before. A prompt's further choices start from its first."""
+        firsts = self._choices[:: self._job.num_candidates]
+        return sum(choice.num_cached_tokens for choice in firsts)
 
     @abstractmethod
     def _chunks(self, index: int, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -121,6 +128,7 @@ class Answer(ABC):
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
         if self._request.prediction is not None and self.is_done:
             stats = [choice.stats for choice in self._choices]
@@ -143,4 +151,5 @@ class Answer(ABC):
             "hit_rate": stats.hit_rate,
             "accept_length": stats.accept_length,
             "accepted_per_depth": list(stats.accepted_per_depth),
+            "exact": self._job.is_exact,
         }

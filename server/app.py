@@ -21,6 +21,7 @@ from server.metrics import Metrics
 from server.rate_limiter import RateLimiter
 from server.routes import admin, chat, completions, health, metrics, models, tokenize, version
 from server.settings import ServerSettings, Settings
+from server.spans import RequestSpans, make_exporter
 from server.text import TextCodec
 from server.tracing import RequestTracing
 
@@ -35,7 +36,7 @@ def create_app(
     """The HTTP front of a loaded engine. Its lifespan starts the engine and shuts it down.
 
     `resolved`: the whole configuration, for administrators to read. Raises ConfigError if the
-    configured chat template or file of keys cannot be read.
+    configured chat template or file of keys cannot be read, or traces cannot be sent.
     """
     settings = settings or ServerSettings()
     keys = ApiKeys(settings)
@@ -49,6 +50,7 @@ def create_app(
         redirect_slashes=False,
     )
     collected = Metrics(engine.info, speculation.tree.depth)
+    app.state.spans = None
     app.state.context = Context(
         engine=engine,
         tokenizer=tokenizer,
@@ -71,7 +73,10 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("x-request-id", "Retry-After"),
         )
-    app.add_middleware(RequestTracing)
+    if settings.otlp_endpoint is not None:
+        exporter = make_exporter(settings.otlp_endpoint)
+        app.state.spans = RequestSpans(exporter, engine.info.model_name)
+    app.add_middleware(RequestTracing, spans=app.state.spans)
     errors.install(app, collected.count_rejected)
     openapi.install(app)
     for route in (completions, chat, models, tokenize, health, metrics, version, admin):
@@ -89,3 +94,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(context.engine.shutdown, context.settings.drain_seconds)
+        if app.state.spans is not None:
+            await asyncio.to_thread(app.state.spans.shutdown)

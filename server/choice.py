@@ -4,9 +4,9 @@ retracted. Streams and whole answers read the same object, so their texts and co
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api import EngineOutput, FinishReason, RequestTimes, SpecStats, TokenLogprob
+from engine.api import EngineOutput, FinishReason, RequestTimes, SpecStats, TextRules, TokenLogprob
 from engine.text.stop import StopFilter
-from server.errors import internal_error, unavailable
+from server.errors import internal_error, unavailable, unfulfillable
 from server.schemas.generation import GenerationRequest
 from server.text import TextCodec
 
@@ -41,10 +41,10 @@ class ChoiceDelta:
 class Choice:
     """The state of one sequence on its way to the client."""
 
-    def __init__(self, tokenizer: TextCodec, body: GenerationRequest) -> None:
+    def __init__(self, tokenizer: TextCodec, body: GenerationRequest, rules: TextRules) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(body.skip_special_tokens)
-        self._skips_special = body.skip_special_tokens
+        self._rules = rules
+        self._detokenizer = tokenizer.detokenizer(rules)
         self._shows_end = body.include_stop_str_in_output
         self._filter = StopFilter(body.stop, self._shows_end)
         self._length = 0  # code points before any cut at a stop string
@@ -83,6 +83,10 @@ class Choice:
     def push(self, output: EngineOutput) -> ChoiceDelta:
         """Take the next output. Raises ApiError if the engine gave the sequence up."""
         reason = output.finish_reason
+        if reason is FinishReason.INVALID:
+            raise unfulfillable(output.error or "", output.error_code)
+        if reason is FinishReason.OVERLOAD:
+            raise unavailable("There is no memory for this request now.")
         if reason is FinishReason.ERROR:
             raise internal_error(output.request_id)
         if reason is FinishReason.ABORT:
@@ -125,8 +129,8 @@ class Choice:
         text, entries = "", []
         for position, logprob in enumerate(output.logprobs):
             token_id, offset = logprob.token_id, self._length
-            is_shown = position < len(shown) and not (
-                self._skips_special and self._tokenizer.is_special(token_id)
+            is_shown = position < len(shown) and self._rules.shows(
+                token_id, self._tokenizer.is_special(token_id)
             )
             if is_shown:
                 piece = self._detokenizer.push([token_id])

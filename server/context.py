@@ -1,6 +1,7 @@
 """What the routes share, made once per app and passed to them; there are no globals."""
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -28,6 +29,8 @@ class Context:
     metrics: Metrics
     dispatcher: Dispatcher
     resolved: Settings | None = None  # the whole configuration, if the app was made from one
+    # The page of /metrics, where other replicas' series belong on it too.
+    gather_metrics: Callable[[], Awaitable[bytes]] | None = None
 
     @property
     def speculation(self) -> SpeculationConfig:

@@ -14,6 +14,7 @@ from engine.api import (
     EngineInfo,
     EngineRequest,
     RequestError,
+    TextRules,
 )
 from server.errors import ApiError, bad_request
 from server.job import Echo, Job
@@ -26,11 +27,10 @@ from server.schemas.prompt import PromptText
 from server.schemas.template import TemplateFields
 from server.schemas.tools import Tool
 from server.settings import ServerSettings
+from server.speculation_resolver import SpeculationResolver
 from server.structure import Structure, shown_tools
 from server.text import TextCodec
 from server.tool_format import ToolFormat
-
-PREDICTING = "auto"  # the method that reads predictions, and the default where one is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class _Sequences:
     prefix: str  # of the response id
     prompts: Sequence[tuple[int, ...]]
     max_tokens: Sequence[int]  # one per prompt
+    texts: Sequence[TextRules]  # one per prompt: how its completion becomes text
     num_candidates: int
     logprobs: int | None
     prompt_logprobs: int | None = None
@@ -67,7 +68,7 @@ class RequestConverter:
         """Raises ConfigError if the configured chat template cannot be read."""
         self._tokenizer = tokenizer
         self._info = info
-        self._speculation = speculation
+        self._speculation = SpeculationResolver(tokenizer, info, speculation)
         self._settings = settings
         self._template = _read_template(settings.chat_template)
         self.structure = Structure(tokenizer, info, self._template, settings.tool_parser)
@@ -96,6 +97,7 @@ class RequestConverter:
             "cmpl",
             prompts,
             lengths,
+            [self._continuing(ids, body) for ids in prompts],
             num_candidates,
             logprobs=0 if ranks_candidates else body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
@@ -115,14 +117,18 @@ class RequestConverter:
         wish, field = body.length_wish
         room = self._info.max_model_len - len(ids)
         length = self._max_tokens(len(ids), wish, max(room, 1), "messages", field)
+        form = self.structure.tool_format(body)
+        markers = form.control_ids if form else ()
+        rules = TextRules(body.skip_special_tokens, markers, body.continue_final_message)
         sequences = _Sequences(
             "chatcmpl",
             [ids],
             [length],
+            [rules],
             body.n,
             logprobs,
             grammar=grammar,
-            tool_format=self.structure.tool_format(body),
+            tool_format=form,
         )
         return self._job(body, sequences, arrival)
 
@@ -171,15 +177,14 @@ class RequestConverter:
             raise bad_request("'stream_options' needs 'stream: true'.", "stream_options")
         self.check_vocabulary(body.stop_token_ids, "stop_token_ids")
         self.check_vocabulary([token_id for token_id, _ in body.logit_bias], "logit_bias")
-        wish, prediction = body.speculation, self._prediction(body)
-        method = wish.method or (PREDICTING if body.prediction else None)
-        plan = self._speculation.resolve(method, wish.width, wish.depth, wish.budget)
+        prediction, plan = self._speculation.prediction(body), self._speculation.plan(body)
         job_id = f"{sequences.prefix}-{uuid.uuid4().hex}"
         requests: list[EngineRequest] = []
-        for ids, max_tokens in zip(sequences.prompts, sequences.max_tokens, strict=True):
+        prompts = zip(sequences.prompts, sequences.max_tokens, sequences.texts, strict=True)
+        for ids, max_tokens, text in prompts:
             for choice in range(sequences.num_candidates):
                 sampling = replace(
-                    sampling_params(body, max_tokens, choice_seed(body.seed, choice)),
+                    sampling_params(body, max_tokens, choice_seed(body.seed, choice), text),
                     logprobs=sequences.logprobs,
                     prompt_logprobs=sequences.prompt_logprobs,
                     grammar=sequences.grammar,
@@ -193,21 +198,14 @@ class RequestConverter:
             tuple(requests),
             sequences.echoes,
             sequences.tool_format,
+            self._info.is_exact,
         )
 
-    def _prediction(self, body: GenerationRequest) -> tuple[int, ...]:
-        """Token ids of the predicted text. Raises ApiError if the method would ignore them."""
-        if body.prediction is None:
-            return ()
-        method = body.speculation.method or PREDICTING
-        if method != PREDICTING:
-            message = f"'prediction' needs speculation method '{PREDICTING}', not {method!r:.80}."
-            raise bad_request(message, "prediction", "unsupported_parameter")
-        try:
-            ids = self._tokenizer.encode(body.prediction.content, False)
-        except RequestError as error:
-            raise bad_request(str(error), "prediction.content") from error
-        return tuple(ids)
+    def _continuing(self, prompt: Sequence[int], body: GenerationRequest) -> TextRules:
+        """The rules of a text that goes on where the prompt's text ends, if it has any."""
+        rules, codec = TextRules(body.skip_special_tokens), self._tokenizer
+        has_text = any(rules.shows(token_id, codec.is_special(token_id)) for token_id in prompt)
+        return replace(rules, continues_text=has_text)
 
     def _check_counts(self, body: GenerationRequest, num_prompts: int) -> None:
         if num_prompts > self._settings.max_prompts:
@@ -233,7 +231,7 @@ class RequestConverter:
             starts = range(len(ids) - len(plain) + 1)
             start = next((at for at in starts if ids[at : at + len(plain)] == plain), 0)
             end = start + len(plain)
-        decoder = self._tokenizer.detokenizer(skip_special_tokens=False)
+        decoder = self._tokenizer.detokenizer(TextRules(skips_special=False))
         offsets, text = [], ""
         for position, token_id in enumerate(ids):
             offsets.append(len(text))

@@ -7,13 +7,14 @@ up or its client left, whichever is first; no other place remembers it, so nothi
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.api import EngineClient, EngineOutput, StepOutputs
+from engine.api import EngineClient, EngineOutput, FinishReason, StepOutputs
 from server.errors import ApiError, timed_out, unavailable
 from server.job import Job
 from server.mailbox import Mailbox
 from server.metrics import Metrics
+from server.queue_pace import QueuePace
 from server.settings import ServerSettings
 
 logger = logging.getLogger("treeline.http")
@@ -28,6 +29,14 @@ class _Sequence:
     num_queued: int
 
 
+class _Paces:
+    """How fast sequences end, and prompt tokens leave the queue, since the server was last idle."""
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self.sequences, self.tokens = QueuePace(now), QueuePace(now)
+
+
 class Dispatcher:
     """Routes every output to the mailbox of its job. All methods run on the event loop."""
 
@@ -38,6 +47,7 @@ class Dispatcher:
         self._waiting: dict[str, _Sequence] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # response id -> its timer
         self._num_queued_tokens = 0  # prompt tokens of sequences that have no output yet
+        self._paces = _Paces()
         self._death: str | None = None
         self.is_draining = False
 
@@ -68,9 +78,12 @@ class Dispatcher:
             return
         most = self._engine.info.max_batch + self._settings.max_queued_requests
         if len(self._waiting) + num_sequences > most:
-            self._refuse("queue_requests", "Too many requests are waiting.")
+            ahead = len(self._waiting) - self._engine.info.max_batch
+            seconds = self._paces.sequences.seconds_for(ahead, time.monotonic())
+            self._refuse("queue_requests", "Too many requests are waiting.", seconds)
         if self._num_queued_tokens + num_tokens > self._settings.max_queued_tokens:
-            self._refuse("queue_tokens", "Too many prompt tokens are waiting.")
+            seconds = self._paces.tokens.seconds_for(self._num_queued_tokens, time.monotonic())
+            self._refuse("queue_tokens", "Too many prompt tokens are waiting.", seconds)
 
     def submit(self, job: Job) -> Mailbox:
         """Queue all sequences of a job, or none. Raises EngineDeadError, or ApiError 503 or 408.
@@ -80,6 +93,8 @@ class Dispatcher:
         sizes = [len(request.prompt_token_ids) for request in job.requests]
         self.check_open(len(sizes), sum(sizes))
         mailbox = Mailbox()
+        if not self._waiting:
+            self._paces = _Paces()
         try:
             for index, (request, size) in enumerate(zip(job.requests, sizes, strict=True)):
                 self._waiting[request.request_id] = _Sequence(mailbox, index, size)
@@ -117,9 +132,9 @@ class Dispatcher:
             self._forget(request_id)
             self._engine.abort(request_id)
 
-    def _refuse(self, reason: str, message: str) -> None:
+    def _refuse(self, reason: str, message: str, seconds: int = 1) -> None:
         self._metrics.count_rejected(reason)
-        raise unavailable(message)
+        raise unavailable(message, seconds)
 
     def _time_out(self, job: Job, mailbox: Mailbox) -> None:
         if any(request.request_id in self._waiting for request in job.requests):
@@ -131,27 +146,39 @@ class Dispatcher:
         """Whether the sequence was still waiting."""
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
-            self._num_queued_tokens -= sequence.num_queued
+            self._dequeue(sequence)
+            self._paces.sequences.leave(1, time.monotonic())
         return sequence is not None
 
-    def _dispatch(self, step: StepOutputs, now: float) -> None:
-        for output in step.outputs:
-            self._deliver(output)
-        if step.dead is not None:
-            self._bury(step.dead)
-        self._metrics.observe_step(step, now)  # last: a fault in it costs no client its answer
+    def _dequeue(self, sequence: _Sequence) -> None:
+        """The sequence has output, or will never have any."""
+        if sequence.num_queued:
+            self._num_queued_tokens -= sequence.num_queued
+            self._paces.tokens.leave(sequence.num_queued, time.monotonic())
+            sequence.num_queued = 0
 
-    def _deliver(self, output: EngineOutput) -> None:
-        if output.error is not None:
+    def _dispatch(self, step: StepOutputs, now: float) -> None:
+        if step.dead is not None:
+            self._bury(step.dead)  # before its requests' ends, which would not say why
+        outputs = tuple(self._deliver(output) for output in step.outputs)
+        # Last: a fault in it costs no client its answer.
+        self._metrics.observe_step(replace(step, outputs=outputs), now)
+
+    def _deliver(self, output: EngineOutput) -> EngineOutput:
+        """Pass an output on. Returns it as it is counted: where the client has left before, an end
+        that the engine came to meanwhile is no success."""
+        if output.error is not None and output.finish_reason is not FinishReason.INVALID:
             logger.error("request %s failed: %s", output.request_id, output.error)
         sequence = self._waiting.get(output.request_id)
         if sequence is None:
-            return  # its client left before
-        self._num_queued_tokens -= sequence.num_queued
-        sequence.num_queued = 0
+            if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                return replace(output, finish_reason=FinishReason.ABORT)
+            return output
+        self._dequeue(sequence)
         if output.finish_reason is not None:
-            del self._waiting[output.request_id]
+            self._forget(output.request_id)
         sequence.mailbox.put(sequence.index, output)
+        return output
 
     def _bury(self, reason: str) -> None:
         logger.critical("the engine died: %s", reason)

@@ -80,9 +80,16 @@ def bad_request(message: str, param: str | None, code: str = "invalid_value") ->
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(message: str) -> ApiError:
-    """A 503: another attempt, here or elsewhere, may succeed."""
-    return ApiError(503, message, code="service_unavailable", headers={"Retry-After": "1"})
+def unfulfillable(message: str, code: str | None) -> ApiError:
+    """A 422: the body is right, but the answer that it demands cannot be had. Never tried again by
+    clients, unlike a 5xx."""
+    return ApiError(422, message, code=code)
+
+
+def unavailable(message: str, seconds: int = 1) -> ApiError:
+    """A 503: another attempt, elsewhere or here after `seconds`, may succeed."""
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(503, message, code="service_unavailable", headers=headers)
 
 
 def timed_out(seconds: float) -> ApiError:

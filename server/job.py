@@ -25,6 +25,7 @@ class Job:
     requests: tuple[EngineRequest, ...]
     echoes: Sequence[Echo] = ()  # one per prompt, if asked for
     tool_format: ToolFormat | None = None  # how tool calls stand in the text; None: there are none
+    is_exact: bool = False  # the engine's promise: bits depend on a sequence's own tokens alone
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -4,6 +4,7 @@ One registry per app and one process, so there is no directory to share. Every c
 from the start, and no label ever holds a client's text.
 """
 
+import asyncio
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -77,6 +78,9 @@ class Metrics:
         self._cache_tokens = self._gauge(
             "answer_cache_tokens", "Tokens of ended requests' answers that are drafted from."
         )
+        self._memory_faults = self._counter(
+            "memory_faults", "Forward passes that found too little memory and were made smaller."
+        )
         self._prefix_queries = self._counter(
             "prefix_cache_queries", "Prompt tokens looked up in what slots hold."
         )
@@ -87,6 +91,7 @@ class Metrics:
         self._inter_token = self._latency("inter_token_latency", "Mean gap of a block's tokens.")
         self._e2e = self._latency("e2e_request_latency", "Arrival to last token.")
         self._queue = self._latency("request_queue_time", "Arrival to KV slot.")
+        self._tasks = self._gauge("event_loop_tasks", "Asynchronous tasks of the HTTP side.")
         self._phases = self._step_phases()
         self._step_rows = Histogram(
             "treeline_step_rows",
@@ -109,6 +114,7 @@ class Metrics:
     def observe_step(self, step: StepOutputs, now: float) -> None:
         """Count one engine step that ended at `now`, seconds of time.monotonic()."""
         self._prompt_tokens.inc(step.num_prompt_tokens)
+        self._memory_faults.inc(step.num_memory_faults)
         self._prefix_queries.inc(step.num_prefix_queries)
         self._prefix_hits.inc(step.num_prefix_hits)
         self._spec.observe(step)
@@ -133,6 +139,8 @@ class Metrics:
         self._waiting.set(status.num_waiting)
         self._kv_tokens.set(status.num_kv_tokens)
         self._cache_tokens.set(status.num_cache_tokens)
+        self._tasks.set(len(asyncio.all_tasks()))
+        self._spec.show_entries(dict(status.drafter_entries))
         for rows, seconds in status.step_cost:
             self._step_cost.labels(self._model, str(rows)).set(seconds)
         return generate_latest(self.registry)

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 
-from engine.api import SamplingParams
+from engine.api import SamplingParams, TextRules
 from server.errors import bad_request
 from server.schemas.generation import GenerationRequest
 
@@ -19,7 +19,9 @@ def choice_seed(seed: int | None, choice: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def sampling_params(body: GenerationRequest, max_tokens: int, seed: int) -> SamplingParams:
+def sampling_params(
+    body: GenerationRequest, max_tokens: int, seed: int, text: TextRules
+) -> SamplingParams:
     """The rules of one choice. Raises ApiError for `min_tokens` above what it may have."""
     if body.min_tokens > max_tokens:
         message = f"it exceeds the {max_tokens} tokens that the completion may have."
@@ -39,5 +41,5 @@ def sampling_params(body: GenerationRequest, max_tokens: int, seed: int) -> Samp
         stop=body.stop,
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
+        text=text,
     )

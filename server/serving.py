@@ -5,6 +5,7 @@ signal drains: new requests are refused with 503, running ones finish within `se
 what then remains ends with an error. A second signal ends the process at once.
 """
 
+import gc
 import json
 import shlex
 import signal
@@ -22,10 +23,14 @@ from engine.errors import ConfigError, TreelineError
 from server.api_keys import ApiKeys
 from server.log_format import configure_logging
 from server.settings import ServerSettings, Settings
+from server.spans import make_exporter
 
 if TYPE_CHECKING:  # it brings torch, and what is wrong before the model is said at once
     from server.dispatcher import Dispatcher
 
+# Net new objects until a collection of the young; of these until the middle-aged; of those until
+# all. A step makes thousands of objects that are mostly freed by counting.
+GC_THRESHOLDS = (10_000, 20, 50)
 FLUSH_SECONDS = 3.0  # for clients to take their last bytes, once all requests have ended
 
 
@@ -40,8 +45,8 @@ def serve(settings: Settings) -> int:
     file with keys or certificates cannot.
     """
     ours = settings.server
-    _check_files(ours)
-    listener = _bind(ours.host, ours.port)
+    check_files(ours)
+    listener = bind(ours.host, ours.port)
     _leave_stalled_clients(listener, ours.stall_seconds)
     configure_logging(ours.log_format)
     from engine.api import load_engine
@@ -54,6 +59,7 @@ def serve(settings: Settings) -> int:
         app = create_app(
             engine.client, engine.tokenizer, settings.engine.speculation, ours, settings
         )
+        spare_the_collector()
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -126,6 +132,14 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def spare_the_collector() -> None:
+    """Set what is loaded aside: it lives as long as the process. Else each full collection walks
+    through it, with every thread stopped, in the middle of some step; and these come often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 def _leave_signals_to(server: _Server, listener: socket.socket) -> None:
     """Run; a signal that uvicorn has answered by draining must not kill the process after it."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -138,9 +152,12 @@ def _leave_signals_to(server: _Server, listener: socket.socket) -> None:
         raise PortError(_refusal(host, port, error)) from error
 
 
-def _check_files(settings: ServerSettings) -> None:
-    """Find out before the model is loaded what a file of keys or certificates lacks."""
+def check_files(settings: ServerSettings) -> None:
+    """Find out before the model is loaded what a file of keys or certificates lacks, and whether
+    traces can be sent."""
     ApiKeys(settings)
+    if settings.otlp_endpoint is not None:
+        make_exporter(settings.otlp_endpoint).shutdown()
     if settings.ssl_certfile is not None and settings.ssl_keyfile is not None:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -156,7 +173,8 @@ def _leave_stalled_clients(listener: socket.socket, seconds: float) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address and does not listen yet. Raises PortError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -43,12 +43,15 @@ class ServerSettings:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     log_format: Annotated[str, OneOf(("console", "json"))] = "console"
+    otlp_endpoint: str | None = None  # a collector's base URL; None: no traces
     log_prompts: bool = False  # the prompts' text in the log, which otherwise holds none
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for half a TLS key pair or a rate that cannot be read."""
+        """Raises ConfigError for half a TLS key pair, a rate or a URL that cannot be read."""
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile go together")
+        if self.otlp_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_endpoint):
+            raise ConfigError(f"otlp_endpoint must be an http(s) URL, got {self.otlp_endpoint}")
         if self.rate_limit is not None:
             from limits import parse_many  # seldom wanted, and not quick to import
 

@@ -4,7 +4,7 @@ Names follow the schema that inference servers share (`spec_decode_num_*`), so t
 read another. Ratios are left to PromQL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -54,6 +54,13 @@ class SpecMetrics:
             method: [per_pos.labels(model_name, method, str(depth)) for depth in range(max_depth)]
             for method in METHODS
         }
+        entries = Gauge(
+            "treeline_drafter_state_entries",
+            "Tokens, n-grams, rows and nodes that drafters keep, and share, of running requests.",
+            labels,
+            registry=registry,
+        )
+        self._entries = {method: entries.labels(model_name, method) for method in METHODS}
         model = ["model_name"]
         self._price = Gauge(
             "treeline_price",
@@ -79,6 +86,11 @@ class SpecMetrics:
                 self._realised.inc(stats.tokens)
         for method, size in step.trees:
             self._tree_size[method].observe(size)
+
+    def show_entries(self, entries: Mapping[str, int]) -> None:
+        """Set what drafters keep now, by method."""
+        for method, gauge in self._entries.items():
+            gauge.set(entries.get(method, 0))
 
     def _add(self, method: str, stats: SpecStats) -> None:
         for field, counters in self._sums.items():

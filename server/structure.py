@@ -48,7 +48,8 @@ class Structure:
             return None
         if PROBE not in text:
             return None
-        return detect(text) if self._tool_parser == "auto" else FORMATS[self._tool_parser]
+        form = detect(text) if self._tool_parser == "auto" else FORMATS[self._tool_parser]
+        return form.of_model(self._tokenizer)
 
     def tool_format(self, body: ChatRequest) -> ToolFormat | None:
         """How calls are written in the answer; None if there can be none. Raises ApiError where the

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from engine.api import PLAIN_TEXT, TextRules
 from engine.text.grammars import Grammars
 
 
@@ -33,7 +34,7 @@ class TextCodec(Protocol):
         """Text of `ids`."""
         ...
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> TextDecoder:
+    def detokenizer(self, rules: TextRules = PLAIN_TEXT) -> TextDecoder:
         """A fresh incremental decoder."""
         ...
 

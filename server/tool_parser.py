@@ -35,7 +35,9 @@ class ToolParser:
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
-        self._read = self._in_text if form.marker else self._at_start
+        self._marker = form.marker or form.opening
+        self._text = self._in_text if self._marker else self._as_it_is
+        self._read = self._text if form.marker else self._at_start
         self._held = ""  # white space and part of a marker, which may not be text
         self._raw = ""  # the current call as written
         self._reader = CallReader()
@@ -63,11 +65,14 @@ class ToolParser:
     def _in_text(self, character: str, parsed: Parsed) -> None:
         held = self._held + character
         body = held.lstrip()
-        if self._form.marker == body:
+        if self._marker == body and self._form.marker:
             self._begin(body if self.num_calls else held)
-        elif self._form.marker.startswith(body):
+        elif self._marker == body:
+            self._held = held.removesuffix(body)
+            self._read = self._at_start
+        elif self._marker.startswith(body):
             self._held = held
-        elif self._form.marker.startswith(character) or character.isspace():
+        elif self._marker.startswith(character) or character.isspace():
             parsed.content += held[:-1]
             self._held = character
         else:
@@ -75,7 +80,7 @@ class ToolParser:
             self._held = ""
 
     def _at_start(self, character: str, parsed: Parsed) -> None:
-        """Without a marker: a call opens the message or there is none."""
+        """Without a marker: a call opens the message, or what follows `opening`."""
         self._held += character
         if character.isspace() or (character == "[" and self._form.is_list and self._is_first):
             return
@@ -84,9 +89,7 @@ class ToolParser:
             self._begin(raw)
             self._in_call(character, parsed, is_counted=True)
             return
-        parsed.content += self._held
-        self._held = ""
-        self._read = self._as_it_is
+        self._to_text(parsed)
 
     @property
     def _is_first(self) -> bool:
@@ -115,7 +118,7 @@ class ToolParser:
             self._read = self._behind
         if self._reader.is_bad and not self._is_announced:
             parsed.content += self._raw
-            self._read = self._in_text if self._form.marker else self._as_it_is
+            self._read = self._text
 
     def _behind(self, character: str, parsed: Parsed) -> None:
         """Behind a call's object: its end, or what separates it from the next."""
@@ -136,6 +139,8 @@ class ToolParser:
             self._to_text(parsed)
 
     def _to_text(self, parsed: Parsed) -> None:
-        parsed.content += self._held
-        self._held = ""
-        self._read = self._in_text if self._form.marker else self._as_it_is
+        """What was held is text."""
+        held, self._held = self._held, ""
+        self._read = self._text
+        for character in held:
+            self._read(character, parsed)

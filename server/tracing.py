@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access_log import RequestRecord, attach, write
 from server.errors import internal_error
+from server.spans import RequestSpans
 
 logger = logging.getLogger("treeline.http")
 
@@ -29,10 +30,11 @@ def trace_id(sent: str | None) -> str:
 
 class RequestTracing:
     """ASGI middleware: sets `x-request-id` on every answer, turns stray exceptions into 500s, logs
-    each request once, when it has ended."""
+    each request once, when it has ended, and gives it a span if there are `spans`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, spans: RequestSpans | None = None) -> None:
         self._app = app
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,6 +43,7 @@ class RequestTracing:
         request_id = trace_id(Headers(scope=scope).get("x-request-id"))
         record = RequestRecord(request_id, scope["method"], scope["path"])
         attach(scope, record)
+        span = self._spans.begin(scope, record) if self._spans is not None else None
         is_started = False
 
         async def traced_send(message: Message) -> None:
@@ -59,4 +62,6 @@ class RequestTracing:
                 raise
             await internal_error(request_id).response()(scope, receive, traced_send)
         finally:
+            if self._spans is not None and span is not None:
+                self._spans.end(span, scope, record)
             write(record)

@@ -81,6 +81,10 @@ class Replayer:
             stats += step.stats
             if drafter is not None and len(tokens) < len(text):
                 drafter.observe(_known(tree, step.path, trace, anchor, drafter))
+            if isinstance(drafter, Auto):
+                self._planner.observe(
+                    step.num_tokens, len(tree), self._planner.cost(len(tree)), 0.0
+                )
         if isinstance(drafter, Auto):
             drafter.finish()
         return Replayed(stats, 1, predicted)

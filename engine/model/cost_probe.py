@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from engine.model.native import kernels_id
 from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
 from engine.spec.drafter import Needs
@@ -60,7 +61,10 @@ def _cache_path(runner: ModelRunner, model_name: str, top_k: int) -> Path:
         "kv": repr(runner.kv.shape),
         "dtype": str(runner.kv.data.dtype),
         "top_k": top_k,
+        "passes": runner.passes,
     }
+    if not is_cuda:
+        facts["kernels"] = kernels_id()
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "treeline" / "step-cost" / f"{name}.json"

@@ -42,9 +42,7 @@ class KvCache:
         """Copy rows (slot, source row, destination row), all layers in one gather."""
         if not moves:
             return
-        slots, sources, targets = (
-            torch.tensor(column, device=self.data.device) for column in zip(*moves, strict=True)
-        )
+        slots, sources, targets = torch.tensor(list(zip(*moves, strict=True))).to(self.data.device)
         self.data[:, :, slots, :, targets] = self.data[:, :, slots, :, sources]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

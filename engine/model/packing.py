@@ -4,10 +4,13 @@ Packed kernels also give a row the same bits for every row count from eight on, 
 not: speculation and plain decoding then run the same arithmetic.
 """
 
+import ctypes
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from engine.model.native_linear import NativeLinear
 
 _PROBED_ROWS = (4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 48, 61)
 _WIDE = 16384  # outputs from which on a layer is a language-model head, too dear to try often
@@ -40,8 +43,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Replace every plain linear layer inside `model`, and return the new layers."""
+def pack_linears(model: nn.Module, kernels: ctypes.CDLL | None) -> list[PackedLinear]:
+    """Replace every plain linear layer inside `model`, by our own kernel where there is one.
+
+    Returns the layers that the library computes, whose rows may depend on their number.
+    """
     places = [
         (parent, name, child)
         for parent in model.modules()
@@ -49,7 +55,10 @@ def pack_linears(model: nn.Module) -> list[PackedLinear]:
         if type(child) is nn.Linear
     ]
     for parent, name, linear in places:
-        setattr(parent, name, PackedLinear(linear))
+        if kernels is not None and NativeLinear.can_run(linear, kernels):
+            setattr(parent, name, NativeLinear(linear, kernels))
+        else:
+            setattr(parent, name, PackedLinear(linear))
     return [module for module in model.modules() if isinstance(module, PackedLinear)]
 
 

@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 
 from engine.model.attention import AttentionStep
+from engine.model.forward import forward
 from engine.model.fusing import fuse_layers
+from engine.model.gpu_start import GpuPasses, start_gpu
 from engine.model.kv_cache import KvCache, KvShape
 from engine.model.loader import LoadedModel
 from engine.model.native import load_kernels
 from engine.model.native_attention import MAX_HEAD_DIM, NativeStep
-from engine.model.packing import can_pack, pack_linears, stable_rows
+from engine.model.packed_pass import PackedPass
+from engine.model.packing import PackedLinear, can_pack, pack_linears, stable_rows
+from engine.model.row_blocks import ROW_BLOCK, block_linears
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.sdpa_attention import SdpaStep
+from engine.model.self_check import rows_keep_their_bits
 from engine.model.topk import best_tokens
 from engine.spec.drafter import Rows
 
@@ -28,7 +33,7 @@ _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def bucket(rows: int) -> int:
-    """The next row count that is run: kernels are compiled, and kept, for each one that occurs."""
+    """The next row count that is run: the library compiles, and keeps, kernels for each one."""
     step = next((step for limit, step in _BUCKET_STEPS if rows <= limit), _LARGEST_STEP)
     return -(-rows // step) * step
 
@@ -36,7 +41,20 @@ def bucket(rows: int) -> int:
 class ModelRunner:
     """Owns the model, the KV tensor and the one way to run them."""
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, max_tree_nodes: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_slots: int,
+        max_tree_nodes: int,
+        *,
+        attention: str = "auto",
+        cuda_graphs: str = "auto",
+        exact: bool = False,
+    ) -> None:
+        """The keywords are keys of `model` in the configuration; `exact` is a wish, see `is_exact`.
+
+        Raises ModelError, naming the key, if one of them demands what is not to be had here.
+        """
         config = loaded.model.config.get_text_config()
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -52,19 +70,33 @@ class ModelRunner:
         self._kernels = load_kernels() if has_kernels else None
         if self._kernels is not None:
             fuse_layers(self._model, self._kernels)
+        packed: list[PackedLinear] = []
         least_rows: int | None = None
         if is_cpu and can_pack(loaded.dtype):
-            least_rows = stable_rows(pack_linears(self._model), loaded.dtype)
+            packed = pack_linears(self._model, self._kernels)
+            least_rows = stable_rows(packed, loaded.dtype) if packed else 1
         self._min_rows = least_rows or 1
-        self._has_buckets = is_cpu and can_pack(loaded.dtype)
-        # Whether a row's bits depend on its own tokens only, whatever else is in the pass.
-        self.is_exact = self._kernels is not None and least_rows is not None
+        self._has_buckets = bool(packed)
+        self._is_native = self._kernels is not None and attention == "auto"
+        self._is_blocked = exact and not is_cpu
+        self._gpu = GpuPasses()
+        if self._is_blocked:
+            block_linears(self._model)
+        if not is_cpu or attention == "triton":
+            most = max_tree_nodes + 1
+            self._gpu = start_gpu(loaded.model, self.kv, most, attention, cuda_graphs, exact=exact)
         self.forward_seconds = 0.0  # of the last pass
+        # Whether a row's bits depend on its own tokens only, whatever else is in the pass.
+        self.is_exact = self._is_native and least_rows is not None
+        if exact and self._gpu.attention is not None:
+            self.is_exact = rows_keep_their_bits(self.run, self.kv, loaded.vocab_size)
 
-    def _step(self, parts: Sequence[RunRequest]) -> AttentionStep:
-        if self._kernels is not None:
-            return NativeStep(self._kernels, self.kv, parts, self._group)
-        return SdpaStep(self.kv, parts, self._group)
+    def _step(self, packed: PackedPass) -> AttentionStep:
+        if self._gpu.attention is not None:
+            return self._gpu.attention.step(packed, self._bucket(len(packed)))
+        if self._is_native and self._kernels is not None:
+            return NativeStep(self._kernels, self.kv, packed.parts, self._group)
+        return SdpaStep(self.kv, packed.parts, self._group)
 
     @torch.inference_mode()
     def run(self, parts: Sequence[RunRequest]) -> list[RunResult | None]:
@@ -73,16 +105,32 @@ class ModelRunner:
         Returns one result per part, None for a part whose logits nobody reads.
         """
         begin = time.perf_counter()
+        top_k = max((part.needs.top_k for part in parts), default=0)
+        if self._gpu.graphs is not None and self._gpu.graphs.fits(parts):
+            harvest = self._gpu.graphs.run(PackedPass.of(parts), top_k)
+            results = self._split(parts, harvest.logits, harvest.argmax, harvest.best)
+            self.forward_seconds = time.perf_counter() - begin
+            return results
         logits = self._forward(parts)
         if not len(logits):
             self.forward_seconds = time.perf_counter() - begin
             return [None] * len(parts)
-        top_k = max((part.needs.top_k for part in parts), default=0)
         argmax, ids, values = best_tokens(logits, top_k)
         best = Rows(ids.cpu().numpy(), values.float().cpu().numpy())
         results = self._split(parts, logits, argmax.tolist(), best)
         self.forward_seconds = time.perf_counter() - begin
         return results
+
+    @property
+    def passes(self) -> str:
+        """How passes are run, in words: what their cost depends on."""
+        attention = "native" if self._is_native else "triton" if self._gpu.attention else "sdpa"
+        return attention + ", graphs" * bool(self._gpu.graphs) + ", exact" * self._is_blocked
+
+    def free_memory(self) -> None:
+        """Give the device back what torch keeps for later, so that it can be cut up anew."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _split(
         self, parts: Sequence[RunRequest], logits: Tensor, argmax: list[int], best: Rows
@@ -108,33 +156,10 @@ class ModelRunner:
         return results
 
     def _bucket(self, rows: int) -> int:
+        if self._is_blocked:
+            return -(-rows // ROW_BLOCK) * ROW_BLOCK
         return max(self._min_rows, bucket(rows)) if self._has_buckets else rows
 
     def _forward(self, parts: Sequence[RunRequest]) -> Tensor:
-        token_ids: list[int] = []
-        positions: list[int] = []
-        reads: list[int] = []
-        for part in parts:
-            start = len(token_ids)
-            reads.extend(start + row for row in part.rows_read)
-            token_ids.extend(part.prefix)
-            positions.extend(range(part.committed_len, part.committed_len + len(part.prefix)))
-            if part.tree:
-                token_ids.extend(part.tree.token_ids)
-                anchor = part.committed_len + len(part.prefix)
-                positions.extend(anchor + depth for depth in part.tree.depths)
-        padding = self._bucket(len(token_ids)) - len(token_ids)
-        token_ids.extend([0] * padding)
-        positions.extend([0] * padding)
-        num_reads = len(reads)
-        if reads:
-            reads.extend(reads[-1:] * (self._bucket(num_reads) - num_reads))
-        output = self._model(
-            input_ids=torch.tensor([token_ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(reads, dtype=torch.long, device=self.device),
-            treeline_step=self._step(parts),
-        )
-        logits: Tensor = output.logits[0, :num_reads]
-        return logits
+        packed = PackedPass.of(parts)
+        return forward(self._model, packed, self._step(packed), self.device, self._bucket)

@@ -43,6 +43,10 @@ class Adjacency:
         self._by_token.write(tokens, ids, scores)
         self._by_pair.write(list(map(_pair, previous, tokens)), ids, scores)
 
+    def __len__(self) -> int:
+        """Rows of both tiers."""
+        return len(self._by_token) + len(self._by_pair)
+
     def successors(self, previous: int, token: int) -> Successors | None:
         """What is known to follow `previous`, `token`; None for a token never seen."""
         return self._by_pair.read(_pair(previous, token)) or self._by_token.read(token)
@@ -75,6 +79,9 @@ class _Table:
             self._scores = np.concatenate((self._scores, np.empty_like(self._scores)))
         self._ids[slots] = ids
         self._scores[slots] = scores
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
 
     def read(self, key: int) -> Successors | None:
         """The row of `key`, or None."""

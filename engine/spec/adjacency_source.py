@@ -16,6 +16,7 @@ from engine.spec.token_source import NUM_SILENT, Proposal
 Tail = tuple[int, int, int]  # the last three tokens, -1 where there is none
 
 _BUCKETS = 16  # half bits of -log2 of the score
+_LAST = NUM_SILENT + _BUCKETS - 1  # all scores from here down: not worth naming
 # Acceptance over score: by number of known tokens, then of what such a row adds to a longer one's.
 _PRIORS = (0.5, 0.7, 0.85, 0.2, 0.3)
 _BACK_OFF = 3 * _BUCKETS
@@ -79,6 +80,11 @@ class AdjacencySource:
         for table in (by_one, by_two, by_three, by_skip):
             _shrink(table, self._max_keys)
 
+    def __len__(self) -> int:
+        """Rows of all tables."""
+        tables = (self._by_one, self._by_two, self._by_three, self._by_skip)
+        return sum([len(table) for table in tables])
+
     def count(self, tokens: Sequence[int]) -> None:
         """Take in committed tokens, the prompt's included."""
         counts, common = self._counts, self._common
@@ -132,12 +138,12 @@ class AdjacencySource:
     def _add(self, found: dict[int, int], row: bytes, offset: int) -> int:
         """Put a row's tokens over `found`; the bucket of its best score."""
         values = self._layout.unpack(row)
-        width = self._width
-        if offset:
-            found.update(zip(values, [code + offset for code in values[width:]], strict=False))
-        else:
-            found.update(zip(values, values[width:], strict=False))
-        best: int = values[width] - NUM_SILENT
+        codes = values[self._width :]
+        for token, code in zip(values, codes, strict=False):
+            if code == _LAST:
+                break
+            found[token] = code + offset
+        best: int = codes[0] - NUM_SILENT
         return best
 
 

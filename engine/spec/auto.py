@@ -28,6 +28,7 @@ from engine.types import SpeculationPlan
 _POOL_SOURCE = 2  # its place among the sources
 _MAX_SOURCES = 7
 _POOL_NODES, _POOL_KEYS, _POOL_DEPTH = 60, 8192, 8
+_MAX_PAIRS = 65536
 _ASSUMED_SLOPE = 0.02
 
 
@@ -91,6 +92,7 @@ class Auto:
             config.explore_width, config.explore_depth, config.max_explored
         )
         self._explored: list[DraftNode] = []
+        self._verified: set[tuple[int, int]] = set()  # tokens that met outside exploration
         if config.cache_scope is not None and self.planner.cache is not None:
             for trie in self.planner.cache.tries:
                 self._sources.append(ContextSource(trie, partial(self._match_in, trie)))
@@ -171,17 +173,24 @@ class Auto:
         if self._num_offered:
             self._explore(result.tree, answers)
 
+    def state_size(self) -> int:
+        """Nodes of the text's trie and of the pool, rows of successors, tokens of a prediction."""
+        size = len(self._trie) + self._pool.num_nodes + len(self._adjacency)
+        return size + len(self._prediction)
+
     def _score(self, grown: PricedTree, result: StepResult) -> None:
         calibrator = self.planner.calibrator
         gained = 0
         is_gain = False
+        before = self._tokens[-len(result.new_token_ids) - 1]
         for node, truth in zip((0, *result.path), result.new_token_ids, strict=True):
             for token, key in grown.candidates(node):
                 is_hit = token == truth
                 calibrator.observe(key, is_hit)
-                if is_hit:
-                    is_gain = is_gain or _only_pool(key)
+                if is_hit and _only_pool(key):
+                    is_gain = is_gain or (before, truth) not in self._verified
             gained += is_gain
+            before = truth
         if self._config.explore:
             gained = max(0, gained - 1) if is_gain else 0
             self.planner.exploration.observe(gained, result.tree.num_explored_tokens)
@@ -208,8 +217,11 @@ class Auto:
             tries[tree.parents[node]][tree.token_ids[node]] = tries[node]
         for trie, answer in zip(tries, answers, strict=False):
             trie[answer] = trie.pop(answer, {})
+        if len(self._verified) > _MAX_PAIRS:
+            self._verified.clear()
         for token, trie in zip(tree.token_ids, tries, strict=False):
             self._pool.merge(token, trie)
+            self._verified.update([(token, following) for following in trie])
 
     def _explore(self, tree: TokenTree, answers: Sequence[int]) -> None:
         """One step of the draft tree: feed the pool, grow and prune."""

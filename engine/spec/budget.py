@@ -29,7 +29,7 @@ def split(
 
     `cost(n)`: seconds of the step with n nodes in all, not falling in n. `edges`: the ascending
     numbers of nodes to choose from, 0 first; where the trees end is one more. Each tree gives one
-    token without nodes; a node's worth counts divided by `factor`, at least 1.
+    token without nodes; a node's worth counts divided by `factor`.
     """
     plain = float(len(trees))
     tokens = plain

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from engine.spec.token_source import NUM_CODES, NUM_SILENT
 
 SHIFT = 8  # bits per source in a key
-_MASK = (1 << SHIFT) - 1
 _MAX_KEYS = 1 << 16
 _AGREEMENT_WEIGHT = 20.0  # observations that "agreeing is worth nothing" counts for
 _SUREST = 0.98
+_GUESS_AGE = 256  # observations that a guess outlives at most
 
 
 class Calibrator:
@@ -33,11 +33,14 @@ class Calibrator:
             raise ValueError(f"a source may have {NUM_CODES} codes")
         self._weight = weight
         self._decay = 0.5 ** (1.0 / half_life)
-        self._priors = [list(codes) for codes in priors]
-        self._alone = [list(codes) for codes in priors]  # probability by source and code
-        self._alone_counts = [[[0.0, 0.0] for _ in codes] for codes in priors]
+        # By source and code in one row, as a key's bytes are.
+        self._priors = [prior for codes in priors for prior in _padded(codes)]
+        self._alone = list(self._priors)  # probability of a source's code, whatever others say
+        self._hits = [0.0] * len(self._priors)
+        self._trials = [0.0] * len(self._priors)
         # By number of agreeing sources: decayed hits, and hits that the largest one alone promised.
         self._agreement = [[_AGREEMENT_WEIGHT, _AGREEMENT_WEIGHT] for _ in range(len(priors) + 1)]
+        self._parts: dict[int, tuple[int, ...]] = {}  # by key: places of its proposing codes
         self.lookup = _Lookup(self._prior)  # key -> probability, for reading many at once
         self._joint_counts: dict[int, list[float]] = {}
 
@@ -47,24 +50,16 @@ class Calibrator:
 
     def observe(self, key: int, is_hit: bool) -> None:
         """Score one candidate of a committed position."""
-        self.lookup.forget_guesses()
         hit = 1.0 if is_hit else 0.0
-        weight, decay = self._weight, self._decay
-        best, num_sources = self._best(key)
-        agreement = self._agreement[num_sources]
+        weight, decay, alone = self._weight, self._decay, self._alone
+        parts = self._split(key)
+        agreement = self._agreement[len(parts)]
         agreement[0] = agreement[0] * decay + hit
-        agreement[1] = agreement[1] * decay + best
-        rest, source = key, 0
-        while rest:
-            code = rest & _MASK
-            if code >= NUM_SILENT:
-                counts = self._alone_counts[source][code]
-                counts[0] = counts[0] * decay + hit
-                counts[1] = counts[1] * decay + 1.0
-                prior = self._priors[source][code]
-                self._alone[source][code] = (counts[0] + weight * prior) / (counts[1] + weight)
-            rest >>= SHIFT
-            source += 1
+        agreement[1] = agreement[1] * decay + max([alone[part] for part in parts], default=0.0)
+        for part in parts:
+            hits = self._hits[part] = self._hits[part] * decay + hit
+            trials = self._trials[part] = self._trials[part] * decay + 1.0
+            alone[part] = (hits + weight * self._priors[part]) / (trials + weight)
         known = self._joint_counts.get(key)
         if known is None:
             if len(self._joint_counts) >= _MAX_KEYS:
@@ -73,47 +68,59 @@ class Calibrator:
             known = self._joint_counts[key] = [0.0, 0.0]
         known[0] = known[0] * decay + hit
         known[1] = known[1] * decay + 1.0
-        self.lookup[key] = (known[0] + weight * self._prior(key)) / (known[1] + weight)
+        self.lookup.settle(key, (known[0] + weight * self._prior(key)) / (known[1] + weight))
 
     def trials(self, key: int) -> float:
         """Decayed number of observations of `key`."""
         return self._joint_counts.get(key, (0.0, 0.0))[1]
 
     def _prior(self, key: int) -> float:
-        best, num_sources = self._best(key)
-        if num_sources < 2:
-            return best
-        hits, promised = self._agreement[num_sources]
-        return min(best * hits / promised, _SUREST)
+        """The largest probability among the parts alone, times what their agreement is worth."""
+        parts, alone = self._split(key), self._alone
+        if len(parts) == 1:
+            return alone[parts[0]]
+        if not parts:
+            return 0.0
+        hits, promised = self._agreement[len(parts)]
+        return min(max([alone[part] for part in parts]) * hits / promised, _SUREST)
 
-    def _best(self, key: int) -> tuple[float, int]:
-        """The largest probability among a key's sources alone, and how many they are."""
-        best, source, num_sources = 0.0, 0, 0
-        while key:
-            code = key & _MASK
-            if code >= NUM_SILENT:
-                best = max(best, self._alone[source][code])
-                num_sources += 1
-            key >>= SHIFT
-            source += 1
-        return best, num_sources
+    def _split(self, key: int) -> tuple[int, ...]:
+        """The places of the codes with which sources name the candidate."""
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _MAX_KEYS:
+                self._parts.clear()
+            codes = enumerate(key.to_bytes(len(self._priors) >> SHIFT, "little"))
+            parts = tuple(place << SHIFT | code for place, code in codes if code >= NUM_SILENT)
+            self._parts[key] = parts
+        return parts
+
+
+def _padded(codes: Sequence[float]) -> list[float]:
+    return [*codes, *[0.0] * (NUM_CODES - len(codes))]
 
 
 class _Lookup(dict[int, float]):
-    """Probabilities by key. A key not observed yet is guessed on demand, until something is."""
+    """Probabilities by key. A key not observed yet is guessed on demand, and again now and then."""
 
     def __init__(self, guess: Callable[[int], float]) -> None:
         super().__init__()
         self._guess = guess
-        self._guessed: list[int] = []
+        self._guessed: set[int] = set()
+        self._age = 0
 
     def __missing__(self, key: int) -> float:
         self[key] = value = self._guess(key)
-        self._guessed.append(key)
+        self._guessed.add(key)
         return value
 
-    def forget_guesses(self) -> None:
-        """What guesses rest on is about to change."""
-        for key in self._guessed:
-            del self[key]
-        self._guessed.clear()
+    def settle(self, key: int, value: float) -> None:
+        """`key` has been observed. What guesses rest on has changed a little."""
+        self._guessed.discard(key)
+        self[key] = value
+        self._age += 1
+        if self._age >= _GUESS_AGE:
+            self._age = 0
+            for guessed in self._guessed:
+                del self[guessed]
+            self._guessed.clear()

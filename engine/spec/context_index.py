@@ -37,6 +37,10 @@ class ContextIndex:
                         agrees[gram] = tokens[first] == tokens[follower]
         self._next = max(self._next, len(tokens))
 
+    def __len__(self) -> int:
+        """Distinct n-grams."""
+        return len(self._first)
+
     def first(self, gram: NGram) -> int | None:
         """The position right after the earliest occurrence of `gram`, or None."""
         return self._first.get(gram)

@@ -41,7 +41,12 @@ class ContextTrie:
         self._root = TrieNode(0, 0)
         self._active: dict[int, TrieNode] = {0: self._root}  # by length, of the text's suffixes
         self._length = 0
+        self._num_nodes = 0
         self.update()
+
+    def __len__(self) -> int:
+        """Nodes: of each place of the text at most one per length, and one unfolded."""
+        return self._num_nodes
 
     def update(self) -> None:
         """Take in the tokens that were appended to the list since the last call."""
@@ -58,10 +63,12 @@ class ContextTrie:
             child = node.children.pop(token, None)
             if child is None:
                 child = TrieNode(end + 1, length + 1)
+                self._num_nodes += 1
             else:
                 child.count += 1
                 if child.count == 2 and child.depth <= self._order:
                     follower = TrieNode(child.end + 1, child.depth + 1)
+                    self._num_nodes += 1
                     child.children[self._tokens[child.end]] = child.best = follower
                     if child.end == end:
                         active[follower.depth] = follower

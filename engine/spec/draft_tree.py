@@ -24,11 +24,6 @@ class DraftNode:
         self.children: dict[int, DraftNode] = {}
         self.prediction: int | None = None  # this step's top-1; None: the row was not computed
 
-    def __iter__(self) -> Iterator["DraftNode"]:
-        yield self
-        for child in self.children.values():
-            yield from child
-
     @property
     def height(self) -> int:
         """Hops to the deepest descendant."""
@@ -54,11 +49,18 @@ class DraftTree:
         self._max_nodes = max_nodes
 
     def __iter__(self) -> Iterator[DraftNode]:
-        for node in self.spine.values():
-            yield from node
+        return iter(self._nodes())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._nodes())
+
+    def _nodes(self) -> list[DraftNode]:
+        """All nodes, level by level."""
+        nodes = list(self.spine.values())
+        for node in nodes:  # grows while it is read
+            if node.children:
+                nodes.extend(node.children.values())
+        return nodes
 
     @property
     def is_full_depth(self) -> bool:
@@ -105,7 +107,7 @@ class DraftTree:
 
     def attach(self) -> None:
         """Each prediction becomes its node's youngest child, unless known or without room."""
-        for node in list(self):
+        for node in self._nodes():
             token_id, children = node.prediction, node.children
             if token_id is not None and token_id not in children and len(children) < self._width:
                 children[token_id] = DraftNode(token_id)
@@ -156,7 +158,7 @@ class DraftTree:
     def drop_endings(self, eos_token_ids: Collection[int]) -> None:
         """Remove what leads to an end of sequence: the subtree four levels above each such token,
         or the spine node's where that is nearer."""
-        if any(node.token_id in eos_token_ids for node in self):
+        if any(node.token_id in eos_token_ids for node in self._nodes()):
             _drop_endings(self.spine, eos_token_ids)
 
     def trim(self) -> None:
@@ -164,7 +166,7 @@ class DraftTree:
 
         Each spine node's chain of eldest children stays, so that the tree can always step.
         """
-        nodes = list(self)
+        nodes = self._nodes()
         for node in nodes:
             node.prediction = None
         excess = len(nodes) - self._max_nodes

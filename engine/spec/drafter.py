@@ -83,3 +83,8 @@ class Drafter(Protocol):
     def observe(self, result: StepResult) -> None:
         """Learn from one step. The live token list already holds `new_token_ids`."""
         ...
+
+    def state_size(self) -> int:
+        """Entries (tokens, n-grams, rows or nodes) that the drafter keeps for its request and no
+        other, in constant time. Bounded by the method's configuration and the longest context."""
+        ...

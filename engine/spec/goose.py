@@ -66,6 +66,10 @@ class Goose:
             alpha = self._config.ema_alpha
             self._spine_rate += alpha * (accepted / self._spine_length - self._spine_rate)
 
+    def state_size(self) -> int:
+        """N-grams of the text and rows of successors."""
+        return len(self._index) + len(self._adjacency)
+
     def draft(self, limits: DraftLimits) -> TokenTree:
         """A spine with branches; only a spine if nothing is known to follow the anchor."""
         tree = TokenTree.anchored(self._tokens[-1])

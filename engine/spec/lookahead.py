@@ -74,6 +74,10 @@ class Lookahead:
         if self._config.pool_from_text:
             self._pool.harvest(self._token_ids, len(self._token_ids) - len(result.new_token_ids))
 
+    def state_size(self) -> int:
+        """N-grams, and tokens of the window."""
+        return self._pool.num_ngrams + sum([len(row) for row in self._rows])
+
     @property
     def _is_filled(self) -> bool:
         return len(self._rows) == self._num_rows

@@ -20,6 +20,7 @@ class NgramPool:
         self._capacity = capacity
         self._max_keys = max_keys
         self._lists: dict[int, dict[tuple[int, ...], None]] = {}
+        self.num_ngrams = 0
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -31,12 +32,14 @@ class NgramPool:
     def insert(self, key: int, continuation: tuple[int, ...]) -> None:
         """Make `continuation` the newest of `key`."""
         known = self._lists.setdefault(key, {})
+        before = len(known)
         known.pop(continuation, None)
         known[continuation] = None
         if len(known) > self._capacity:
             del known[next(iter(known))]
+        self.num_ngrams += len(known) - before
         if len(self._lists) > self._max_keys:
-            del self._lists[next(iter(self._lists))]
+            self.num_ngrams -= len(self._lists.pop(next(iter(self._lists))))
 
     def harvest(self, token_ids: Sequence[int], start: int = 0) -> None:
         """Insert every n-gram of `token_ids` that ends at index `start` or behind it."""

@@ -18,6 +18,7 @@ from engine.spec.exploration_worth import ExplorationWorth
 from engine.spec.pool_source import PoolSource
 from engine.spec.prediction_source import PredictionSource
 from engine.spec.step_cost import StepCost
+from engine.spec.trust import Trust
 from engine.spec.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class Planner:
         priors.append(PredictionSource.priors)
         self.calibrator = Calibrator(priors, config.prior_weight, config.half_life)
         self.exploration = ExplorationWorth()
+        self.trust = Trust()
         self.price = 0.0
         self.predicted_tokens = 0.0
         self._watchdog = Watchdog()
         self._node_seconds = 0.0  # drafting, per node
         self._num_trees = self._num_nodes = 0  # of the last plan
+        self._promised = 0.0  # by its nodes
 
     def plan(self, drafters: Sequence[tuple["Auto", DraftLimits]], other_rows: int = 0) -> None:
         """Give each drafter its next tree.
@@ -75,12 +78,15 @@ class Planner:
             return self.cost(base + nodes) - offset + nodes * per_node
 
         most = sum(limits.budget for _, limits in drafters)
-        result = split(trees, cost, self._edges(base, most), factor)
+        trust = self.trust.factor
+        result = split(trees, cost, self._edges(base, most), factor / trust)
         self.price = result.price
-        self.predicted_tokens = 0.0
         self._num_trees, self._num_nodes = len(trees), sum(result.sizes)
-        for (drafter, _), size in zip(drafters, result.sizes, strict=True):
-            self.predicted_tokens += drafter.keep(size)
+        kept = [
+            drafter.keep(size) for (drafter, _), size in zip(drafters, result.sizes, strict=True)
+        ]
+        self._promised = sum(kept) - len(trees)
+        self.predicted_tokens = len(trees) + trust * self._promised
 
     def observe(self, tokens: int, rows: int, forward_seconds: float, draft_seconds: float) -> None:
         """Learn from a step that held the last plan's trees and nothing else.
@@ -89,6 +95,7 @@ class Planner:
         """
         if not self._num_trees:
             return
+        self.trust.observe(self._promised, tokens - self._num_trees)
         self.cost.observe(rows, forward_seconds)
         if self.cost.is_fixed:
             return

@@ -26,6 +26,7 @@ class Pool:
         self._refresh = refresh
         self._tries: dict[Key, Trie] = {}
         self._sizes: dict[Key, int] = {}
+        self.num_nodes = 0  # of all tries
 
     def __len__(self) -> int:
         return len(self._tries)
@@ -45,13 +46,16 @@ class Pool:
             self._sizes[key] = 0
             if len(self._tries) > self._max_keys:
                 oldest = next(iter(self._tries))
-                del self._tries[oldest], self._sizes[oldest]
+                del self._tries[oldest]
+                self.num_nodes -= self._sizes.pop(oldest)
         elif self._refresh:
             self._tries[key] = self._tries.pop(key)
-        size = self._sizes[key] + self._unite(known, trie, self._max_depth)
+        before = self._sizes[key]
+        size = before + self._unite(known, trie, self._max_depth)
         while size > self._nodes_per_key:
             size -= _evict(known)
         self._sizes[key] = size
+        self.num_nodes += size - before
 
     def insert(self, key: Key, continuation: list[int]) -> None:
         """Merge one path."""

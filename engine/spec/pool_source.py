@@ -15,6 +15,14 @@ _MAX_TOKENS = 6  # named per node
 _RANKS = 4
 _FANOUTS = 3
 _LENGTH_PRIORS = (0.08, 0.2, 0.35, 0.5, 0.6)
+# By matched tokens and number of children: the codes of the youngest child, the next one, ...
+_CODES = {
+    (length, fanout): [
+        NUM_SILENT + ((length - 1) * _RANKS + min(rank, _RANKS - 1)) * _FANOUTS + fanout - 1
+        for rank in range(_MAX_TOKENS)
+    ]
+    for length, fanout in product(range(1, _LONGEST + 1), range(1, _FANOUTS + 1))
+}
 
 
 class PoolSource:
@@ -62,16 +70,12 @@ class PoolSource:
         """The children of all matches, those of longer ones first, the youngest first in each."""
         if not state:
             return 0, []
-        found: list[tuple[int, int]] = []
-        named: set[int] = set()
+        found: dict[int, int] = {}
         for length, trie in state:
-            fanout = min(len(trie), _FANOUTS) - 1
-            for rank, token in enumerate(reversed(trie)):
-                if len(found) >= _MAX_TOKENS:
-                    break
-                if token not in named:
-                    named.add(token)
-                    code = ((length - 1) * _RANKS + min(rank, _RANKS - 1)) * _FANOUTS + fanout
-                    found.append((token, NUM_SILENT + code))
-        longest = state[0][0]
-        return 1 if longest == 1 else 2 if longest == 2 else 3, found
+            codes = _CODES[length, min(len(trie), _FANOUTS)]
+            for token, code in zip(reversed(trie), codes, strict=False):
+                if token not in found:
+                    found[token] = code
+            if len(found) >= _MAX_TOKENS:
+                break
+        return min(state[0][0], 3), list(found.items())[:_MAX_TOKENS]

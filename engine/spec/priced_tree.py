@@ -14,6 +14,11 @@ from engine.spec.token_source import State, TokenSource
 from engine.spec.tree import TokenTree
 
 _LEAST = 1e-4  # path probability below which nothing is worth a row at any price
+# Most nodes of a large tree are unlikely, and asking the sources is what a tree costs: below such a
+# path probability a node is opened only when a child with this probability would be next in line.
+_LIKELY = 0.1
+_HOPE = 0.5
+_SHUT = -1
 Scored = tuple[int, int]  # token, key
 
 
@@ -32,7 +37,8 @@ class PricedTree:
         exploration: tuple[int, float] = (0, 0.0),
     ) -> None:
         """`exploration`: number of nodes on offer, and the worth of each, in tokens."""
-        self._sources = sources
+        self._advance = [source.advance for source in sources]
+        self._propose = [source.propose for source in sources]
         self._calibrator = calibrator
         self._limits = limits
         self._explore_left, self._explore_worth = exploration
@@ -41,8 +47,9 @@ class PricedTree:
         self._depths = [0]
         self._nodes: list[tuple[int, int]] = [(-1, -1)]  # parent, token
         self._children: list[list[tuple[float, int]] | None] = [None]  # unopened: None
-        self._scored: list[dict[int, int]] = [{}]  # token -> key
-        self._heap: list[tuple[float, int, int]] = []  # -worth, parent, rank
+        self._bases = [0]  # the silent codes of all sources
+        self._named: list[dict[int, int]] = [{}]
+        self._heap: list[tuple[float, int, int]] = []  # -worth, parent, rank; _SHUT: to be opened
         self.taken: list[bool] = []  # in order: whether it was an exploration node
         self._open(0)
 
@@ -54,13 +61,16 @@ class PricedTree:
         """Expected tokens that the next node adds; 0 if there is none left."""
         if len(self.taken) >= self._limits.budget:
             return 0.0
-        best = -self._heap[0][0] if self._heap else 0.0
+        heap = self._heap
+        while heap and heap[0][2] == _SHUT:
+            self._open(heappop(heap)[1])
+        best = -heap[0][0] if heap else 0.0
         if self._explore_left and self._explore_worth > best:
             return self._explore_worth
         return best
 
     def take(self) -> None:
-        """Add the next node."""
+        """Add the node that `peek` has looked at."""
         if self._explore_left and self._explore_worth > (-self._heap[0][0] if self._heap else 0.0):
             self._explore_left -= 1
             self.taken.append(True)
@@ -80,11 +90,15 @@ class PricedTree:
         self._worths.append(-negative)
         self._depths.append(self._depths[parent] + 1)
         self._children.append(None)
-        self._scored.append({})
+        self._bases.append(0)
+        self._named.append({})
         self._states.append(())
-        if self._depths[node] < self._limits.depth:
-            self._follow(node)
+        if self._depths[node] >= self._limits.depth:
+            return
+        if -negative >= _LIKELY:
             self._open(node)
+        else:
+            heappush(self._heap, (negative * _HOPE, node, _SHUT))
 
     def build(self, size: int) -> tuple[TokenTree, int, float]:
         """The tree of the first `size` taken nodes without the explored ones, their number, and
@@ -100,39 +114,40 @@ class PricedTree:
     def candidates(self, node: int) -> Iterable[Scored]:
         """All that the sources name at `node`, with their keys, taken or not."""
         if self._children[node] is None:
-            self._follow(node)
             self._open(node)
-        return self._scored[node].items()
+        base = self._bases[node]
+        return [(token, base + code) for token, code in self._named[node].items()]
 
-    def _follow(self, node: int) -> None:
-        parent, token = self._nodes[node]
-        if not self._states[parent]:
-            self._follow(parent)
-        self._states[node] = tuple(
-            source.advance(state, token)
-            for source, state in zip(self._sources, self._states[parent], strict=True)
-        )
+    def _follow(self, node: int) -> tuple[State, ...]:
+        """The sources' states at `node`."""
+        states = self._states[node]
+        if not states:
+            parent, token = self._nodes[node]
+            above = self._states[parent] or self._follow(parent)
+            states = tuple(
+                [advance(state, token) for advance, state in zip(self._advance, above, strict=True)]
+            )
+            self._states[node] = states
+        return states
 
     def _open(self, node: int) -> None:
         """Ask all sources, calibrate, and put the best child in line."""
         base, shift = 0, 0
-        proposals = []
-        for source, state in zip(self._sources, self._states[node], strict=True):
-            silent, found = source.propose(state)
-            base |= silent << shift
-            if found:
-                proposals.append((found, silent, shift))
-            shift += SHIFT
-        keys: dict[int, int] = {}
-        for found, silent, shift in proposals:
+        named: dict[int, int] = {}  # token -> key, less the silent codes' part
+        for propose, state in zip(self._propose, self._follow(node), strict=True):
+            silent, found = propose(state)
+            base += silent << shift
             for token, code in found:
-                keys[token] = keys.get(token, base) + ((code - silent) << shift)
-        probabilities = map(self._calibrator.lookup.__getitem__, keys.values())
-        children = sorted(zip(probabilities, keys, strict=True), reverse=True)
+                named[token] = named.get(token, 0) + ((code - silent) << shift)
+            shift += SHIFT
+        lookup = self._calibrator.lookup
+        children = [(lookup[base + code], token) for token, code in named.items()]
+        children.sort(reverse=True)
         total = sum([child[0] for child in children])
         if total > 1.0:  # siblings exclude each other
             children = [(p / total, token) for p, token in children]
-        self._scored[node] = keys
+        self._bases[node] = base
+        self._named[node] = named
         del children[self._limits.width :]
         self._children[node] = children
         if children and self._depths[node] < self._limits.depth:

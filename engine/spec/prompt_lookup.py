@@ -41,6 +41,10 @@ class PromptLookup:
         """Index the committed tokens."""
         self._index.update()
 
+    def state_size(self) -> int:
+        """N-grams of the text."""
+        return len(self._index)
+
     def draft(self, limits: DraftLimits) -> TokenTree:
         """The anchor and its copied continuation."""
         length = min(limits.depth, limits.budget, self._plan.depth, self._plan.budget)

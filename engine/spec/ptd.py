@@ -108,6 +108,10 @@ class Ptd:
         draft_tree.drop_endings(self._eos_token_ids)
         draft_tree.trim()
 
+    def state_size(self) -> int:
+        """Nodes of the pool."""
+        return self._pool.num_nodes
+
     def _seeds(self, prompt: list[int], rng: random.Random) -> list[list[int]]:
         """Chains to start from: random tokens, or the rarest ones with what follows them."""
         counts = Counter(prompt)

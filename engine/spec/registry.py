@@ -62,6 +62,17 @@ class Shared:
             )
         return Datastore.load(path, self._encode)
 
+    def state_sizes(self) -> dict[str, int]:
+        """Entries by method of what outlives requests, as `Drafter.state_size` counts a request's.
+        The datastore is a file, mapped and never written."""
+        cache = self.planner.cache
+        kept = {
+            "auto": sum(map(len, cache.tries)) + len(cache.successors) if cache is not None else 0,
+            "token_recycling": len(self.matrix) if self.matrix is not None else 0,
+            "suffix": len(self.suffix_tree) if self.suffix_tree is not None else 0,
+        }
+        return {method: size for method, size in kept.items() if size}
+
 
 Factory = Callable[[Shared, SpeculationPlan, int], Drafter | None]
 

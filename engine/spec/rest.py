@@ -43,6 +43,10 @@ class Rest:
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""
 
+    def state_size(self) -> int:
+        """Nothing of its own: the datastore is read only."""
+        return 0
+
     def draft(self, limits: DraftLimits) -> TokenTree:
         """The most frequent continuations of the longest suffix that the datastore has."""
         tree = TokenTree.anchored(self._tokens[-1])

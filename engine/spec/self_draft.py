@@ -90,6 +90,10 @@ class SelfDraft:
             self._consume_prefix()
         self._pool.harvest(self._token_ids, behind_anchor)
 
+    def state_size(self) -> int:
+        """N-grams, and the branches."""
+        return self._pool.num_ngrams + len(self._branches)
+
     @property
     def _is_grown(self) -> bool:
         return len(self._branches[0].levels) == self._num_levels

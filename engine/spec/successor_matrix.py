@@ -17,6 +17,10 @@ class SuccessorMatrix:
     def __init__(self, width: int) -> None:
         self._rows: npt.NDArray[np.int32] = np.full((0, width), _UNSEEN, np.int32)
 
+    def __len__(self) -> int:
+        """Rows: at most twice the largest token id met."""
+        return len(self._rows)
+
     def write(self, tokens: Sequence[int], successors: npt.NDArray[np.int64]) -> None:
         """Overwrite the rows of `tokens`; of a token that comes twice, the last row stays."""
         size, width = self._rows.shape

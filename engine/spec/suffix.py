@@ -68,6 +68,10 @@ class Suffix:
             for token in result.new_token_ids:
                 tree.append(text, token)
 
+    def state_size(self) -> int:
+        """Tokens of the request's own tree."""
+        return len(self._targets[0][0]) if self._targets else 0
+
     def draft(self, limits: DraftLimits) -> TokenTree:
         """The best scored draft of all sources."""
         limits = DraftLimits(

@@ -47,6 +47,10 @@ class SuffixTree:
         self._texts: dict[Text, None] = {}  # oldest first
         self._num_tokens = 0
 
+    def __len__(self) -> int:
+        """Tokens of all texts. Each has at most `max_depth` nodes."""
+        return self._num_tokens
+
     def new_text(self) -> Text:
         """An empty text to append to."""
         return Text(self._root)

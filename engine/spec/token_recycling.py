@@ -40,7 +40,8 @@ class TokenRecycling:
     ) -> None:
         self._plan = plan
         self._top_k = config.top_k
-        self._matrix = matrix or SuccessorMatrix(config.top_k)
+        self._is_shared = matrix is not None
+        self._matrix = SuccessorMatrix(config.top_k) if matrix is None else matrix
         self._tokens: Sequence[int] = ()
 
     @property
@@ -58,6 +59,10 @@ class TokenRecycling:
     def observe(self, result: StepResult) -> None:
         """Overwrite the successors of every token of the tree."""
         self._matrix.write(result.tree.token_ids, result.rows.token_ids)
+
+    def state_size(self) -> int:
+        """Rows of the matrix, if no other request shares it."""
+        return 0 if self._is_shared else len(self._matrix)
 
     def draft(self, limits: DraftLimits) -> TokenTree:
         """Fill the template layer by layer, as far as successors are known and limits allow."""

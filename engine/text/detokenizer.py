@@ -8,29 +8,31 @@ import codecs
 from collections.abc import Sequence
 
 from engine.text.pieces import PieceTable
+from engine.types import PLAIN_TEXT, TextRules
 
 
 class Detokenizer:
     """Text of one growing token list; O(1) amortised per token.
 
     Law: for any partition of `ids` into blocks, the pushes' results and the flush joined are
-    `Tokenizer.decode(ids)`. Invalid UTF-8 becomes U+FFFD, one per maximal invalid part (as the
+    `Tokenizer.decode(ids)`; with `continues_text`, what they add to the text of whatever tokens
+    stand before. Invalid UTF-8 becomes U+FFFD, one per maximal invalid part (as the
     Unicode standard recommends), so an invalid byte never spoils its valid neighbours.
     """
 
-    def __init__(self, pieces: PieceTable, skip_special_tokens: bool = True) -> None:
+    def __init__(self, pieces: PieceTable, rules: TextRules = PLAIN_TEXT) -> None:
         self._pieces = pieces
-        self._skips_special = skip_special_tokens
+        self._rules = rules
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_first = True
-        self._spaces_to_strip = pieces.leading_spaces
+        self._is_first = not rules.continues_text
+        self._spaces_to_strip = pieces.leading_spaces if self._is_first else 0
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with `token_ids`: whole code points, possibly none."""
-        pieces = self._pieces
+        pieces, rules = self._pieces, self._rules
         chunks = []
         for token_id in token_ids:
-            if self._skips_special and pieces.is_special(token_id):
+            if not rules.shows(token_id, pieces.is_special(token_id)):
                 continue
             if self._is_first:
                 self._is_first = False

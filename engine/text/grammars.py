@@ -27,9 +27,18 @@ _COMPILE_FUEL, _STEP_FUEL, _STEP_ITEMS = 1_000_000, 200_000, 50_000  # tens of m
 # A model that may write any amount of white space may write nothing else for ever.
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[ \t\n\r]{1,16}"}
 
+_TOKEN_NAME = re.compile(rb"\xff\[\d+\]")  # a control token among forced bytes
 
-class GrammarError(RuntimeError):
-    """A matcher gave up: the text has left the grammar, or a step of it is too complex."""
+
+class GrammarError(RequestError):
+    """A text cannot go on within its grammar: no token may follow, or a step is too complex."""
+
+    def __init__(self, reason: str) -> None:
+        line = reason.partition("\n")[0]
+        if line.startswith("NoExtension"):
+            line = "no token of the vocabulary may follow what has been written"
+        message = f"The answer cannot go on as its grammar demands: {line[:200]}."
+        super().__init__(message, code="grammar_dead_end")
 
 
 class Codec(Protocol):
@@ -88,11 +97,13 @@ class Grammars:
         self._lock = threading.Lock()
 
     @cached_property
+    def _vocabulary(self) -> "_Vocabulary":
+        return _Vocabulary(self._codec, self._vocab_size, self._eos_token_ids)
+
+    @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        vocabulary = _Vocabulary(self._codec, self._vocab_size, self._eos_token_ids)
-        return LLTokenizer(
-            TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-        )
+        wrapper = TokenizerWrapper(self._vocabulary)
+        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
 
     def json_schema(self, schema: Mapping[str, Any]) -> str:
         """The grammar of JSON texts that satisfy `schema`. Raises RequestError."""
@@ -112,6 +123,7 @@ class Grammars:
     def choice(self, texts: Sequence[str]) -> str:
         """The grammar of exactly these texts. Raises RequestError."""
         self._check_size("".join(texts))
+        self._check_bytes("".join(texts).encode(errors="surrogatepass"))
         options = "|".join(f"(?:{_literal(text)})" for text in texts)
         return self.check(LLMatcher.grammar_from_regex(options))
 
@@ -159,11 +171,18 @@ class Grammars:
             matcher.compute_bitmask()  # the first mask shows what cannot begin at all
         if matcher.is_error():
             raise _refusal(matcher.get_error())
+        self._check_bytes(_TOKEN_NAME.sub(b"", matcher.deep_copy().compute_ff_bytes()))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def _check_bytes(self, demanded: bytes) -> None:
+        """Raises RequestError for text that no sequence of tokens can be."""
+        missing = set(demanded) - self._vocabulary.alphabet
+        if missing:
+            raise _refusal(f"no token of this model can write the byte {min(missing):#04x} in it")
 
     @staticmethod
     def _check_size(source: str) -> None:
@@ -187,6 +206,7 @@ class _Vocabulary:
         }
         self._special = special
         self._longest = max(map(len, self._id_of))
+        self.alphabet = frozenset(b"".join(self._id_of))
 
     def __call__(self, text: bytes) -> list[int]:
         """Ids whose bytes are `text`, no control token among them: the tokenizer's own, unless it

@@ -5,6 +5,7 @@ run the same automaton over the same text, so they always agree, whatever blocks
 """
 
 from engine.text.tokenizer import Tokenizer
+from engine.types import PLAIN_TEXT, TextRules
 
 
 class StopFilter:
@@ -55,9 +56,9 @@ class StopScanner:
     """Tells, token by token, when the text of a request completes a stop string."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...], skip_special_tokens: bool = True
+        self, tokenizer: Tokenizer, stops: tuple[str, ...], rules: TextRules = PLAIN_TEXT
     ) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(rules)
         self._filter = StopFilter(stops)
 
     def push(self, token_id: int) -> str | None:

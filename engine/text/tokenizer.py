@@ -20,6 +20,7 @@ from engine.errors import ModelError, RequestError
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammars import Grammars
 from engine.text.pieces import PieceTable
+from engine.types import PLAIN_TEXT, TextRules
 
 GUARD = "\ufdd0\ufdd1"  # noncharacters, which no text interchanged between programs holds
 
@@ -101,12 +102,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`: what a `detokenizer` gives for them, in any blocks."""
-        detokenizer = self.detokenizer(skip_special_tokens)
+        detokenizer = self.detokenizer(TextRules(skip_special_tokens))
         return detokenizer.push(ids) + detokenizer.flush()
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, rules: TextRules = PLAIN_TEXT) -> Detokenizer:
         """A fresh incremental detokenizer."""
-        return Detokenizer(self._pieces, skip_special_tokens)
+        return Detokenizer(self._pieces, rules)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The true bytes of one token inside a text; a control token's are its name."""

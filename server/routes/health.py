@@ -5,7 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from server.context import context_of
+from engine.api import EngineStatus
+from server.context import Context, context_of
 from server.errors import unavailable
 
 router = APIRouter()
@@ -22,7 +23,12 @@ async def health(request: Request) -> dict[str, Any]:
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, Any]:
     """Readiness: alive, not shutting down, and the engine's loop advances while work waits."""
-    context = context_of(request)
+    status = check_ready(context_of(request))
+    return {"status": "ok", "running": status.num_running, "waiting": status.num_waiting}
+
+
+def check_ready(context: Context) -> EngineStatus:
+    """The engine's status. Raises ApiError 503 unless requests should be sent here."""
     status = context.engine.status()
     if not status.is_alive:
         raise unavailable("The engine has stopped.")
@@ -31,4 +37,4 @@ async def ready(request: Request) -> dict[str, Any]:
     has_work = status.num_running + status.num_waiting + context.dispatcher.num_waiting > 0
     if has_work and status.seconds_since_step > context.settings.ready_seconds:
         raise unavailable("The engine has made no step for too long.")
-    return {"status": "ok", "running": status.num_running, "waiting": status.num_waiting}
+    return status

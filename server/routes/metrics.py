@@ -13,4 +13,8 @@ router = APIRouter()
 async def metrics(request: Request) -> Response:
     """All series in Prometheus's text format."""
     context = context_of(request)
-    return Response(context.metrics.render(context.engine.status()), media_type=CONTENT_TYPE_LATEST)
+    if context.gather_metrics is not None:
+        page = await context.gather_metrics()
+    else:
+        page = context.metrics.render(context.engine.status())
+    return Response(page, media_type=CONTENT_TYPE_LATEST)

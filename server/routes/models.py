@@ -31,6 +31,7 @@ def describe(context: Context) -> dict[str, Any]:
             **sizes[speculation.method],
             "bounds": {"width": bounds.width, "depth": bounds.depth, "budget": bounds.budget},
             "methods": sizes,
+            "exact": info.is_exact,
         },
     }
 

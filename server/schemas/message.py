@@ -3,7 +3,8 @@
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import PlainValidator, model_validator
+from pydantic import ConfigDict, PlainValidator, model_validator
+from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
 from server.schemas.request_model import RequestModel
 
@@ -24,9 +25,16 @@ def parse_content(value: object) -> str:
     return "\n".join(texts)
 
 
-Content = Annotated[
-    str, PlainValidator(parse_content, json_schema_input_type=str | list[dict[str, str]])
-]
+class TextPart(TypedDict):
+    """One text of several."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str, PlainValidator(parse_content, json_schema_input_type=str | list[TextPart])]
 
 
 class CalledFunction(RequestModel):
@@ -53,8 +61,32 @@ class ToolCall(RequestModel):
         return {"id": self.id, "type": self.type, "function": function}
 
 
+_ABSENT = {"type": "null"}
+_TEXT = {"type": ["string", "array"]}
+_BY_ROLE: list[Any] = [  # what `_fits_its_role` checks, for the published document
+    {
+        "required": ["content"],
+        "properties": {"content": _TEXT, "tool_calls": _ABSENT, "tool_call_id": _ABSENT},
+    },
+    {
+        "required": ["content"],
+        "properties": {"role": {"const": "tool"}, "content": _TEXT, "tool_calls": _ABSENT},
+    },
+    {
+        "required": ["tool_calls"],
+        "properties": {
+            "role": {"const": "assistant"},
+            "tool_calls": {"type": "array", "minItems": 1},
+            "tool_call_id": _ABSENT,
+        },
+    },
+]
+
+
 class ChatMessage(RequestModel):
     """A message of any role."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": _BY_ROLE})
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Content | None = None

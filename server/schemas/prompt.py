@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 
 from server.body import type_name
 from server.errors import ApiError, bad_request
@@ -48,9 +48,11 @@ def parse_prompt(value: object) -> tuple[PromptText, ...]:
     return tuple(prompts)
 
 
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_IdLists = Annotated[list[_Ids], Field(min_length=1)]
+_Texts = Annotated[list[str], Field(min_length=1)]
+
 Prompts = Annotated[
     tuple[PromptText, ...],
-    PlainValidator(
-        parse_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
-    ),
+    PlainValidator(parse_prompt, json_schema_input_type=str | _Texts | _Ids | _IdLists),
 ]

@@ -52,12 +52,17 @@ def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
-StopStrings = Annotated[
-    tuple[str, ...], PlainValidator(parse_stop, json_schema_input_type=str | list[str])
+# What the published document says of the two fields that are parsed by hand.
+_Stop = Annotated[str, Field(min_length=1)]
+_Stops = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+_Biases = dict[
+    Annotated[str, Field(pattern=f"^({_TOKEN_ID.pattern})$")],
+    Annotated[float, Field(ge=-100, le=100)],
 ]
+
+StopStrings = Annotated[tuple[str, ...], PlainValidator(parse_stop, json_schema_input_type=_Stops)]
 LogitBias = Annotated[
-    tuple[tuple[int, float], ...],
-    PlainValidator(parse_logit_bias, json_schema_input_type=dict[str, float]),
+    tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias, json_schema_input_type=_Biases)
 ]
 
 

@@ -7,11 +7,17 @@ import random
 
 import pytest
 import torch
+from torch import nn
 
+from engine.model.attention import LayerRules
+from engine.model.kv_cache import KvCache, KvShape
 from engine.model.native import load_kernels
-from engine.model.packing import PackedLinear, can_pack, stable_rows
+from engine.model.native_attention import NativeStep
+from engine.model.native_linear import NativeLinear
+from engine.model.packing import PackedLinear, can_pack, pack_linears, stable_rows
 from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
+from engine.model.sdpa_attention import SdpaStep
 from engine.spec.drafter import Needs
 from engine.spec.tree import TokenTree
 from tests.engine.tiny import FAMILIES, VOCAB, make_core, prompts, request, run, tiny_loaded
@@ -118,3 +124,61 @@ def test_packed_linears_give_rows_the_same_bits(dtype: torch.dtype, sizes) -> No
             for start in range(0, 64 - count + 1):
                 part = slice(start, start + count)
                 assert torch.equal(packed(rows[:, part]), whole[:, part])
+
+
+@pytest.mark.parametrize("sizes", [(576, 960), (1536, 50), (48, 384), (50, 33)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_bf16_linears_of_this_machine_give_rows_the_same_bits(sizes, has_bias: bool) -> None:
+    """Ours for every number of rows, the library's from the probed number on."""
+    torch.manual_seed(0)
+    linear = nn.Linear(*sizes, bias=has_bias).to(BF16)
+    model = nn.Sequential(linear)
+    packed = pack_linears(model, load_kernels())
+    rows = torch.randn(1, 64, sizes[0]).to(BF16)
+    with torch.inference_mode():
+        expected, whole = linear(rows), model(rows)
+        torch.testing.assert_close(whole, expected, atol=2e-2, rtol=2e-2)
+        least = stable_rows(packed, BF16) if packed else 1
+        assert least is not None
+        for count in (least, 2, 3, 7, 14, 15, 29, 61):
+            for start in range(0, 64 - count + 1):
+                part = slice(start, start + count)
+                assert count < least or torch.equal(model(rows[:, part]), whole[:, part])
+
+
+def test_a_linear_with_an_odd_number_of_inputs_is_left_to_the_library() -> None:
+    kernels = load_kernels()
+    assert not NativeLinear.can_run(nn.Linear(47, 32).to(BF16), kernels)
+    assert not NativeLinear.can_run(nn.Linear(48, 32), kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("shape", [(64, 3), (64, 5), (128, 3), (96, 2), (256, 1)], ids=str)
+def test_every_shape_of_attention_kernel(dtype: torch.dtype, shape) -> None:
+    """Right beside torch's, and each branch of a tree has the bits of its text as a chain."""
+    head_dim, group = shape
+    rng = random.Random(4)
+    torch.manual_seed(1)
+    kernels = load_kernels()
+    kv = KvCache(KvShape(1, 2, head_dim, 256), 2, dtype, torch.device("cpu"))
+    kv.data.normal_()
+    kv.data[:, :, 1] = kv.data[:, :, 0]
+    tree = TokenTree.anchored(0)
+    for token in range(40):
+        tree.add(rng.randrange(max(0, len(tree) - 9), len(tree)), token)
+    part = RunRequest(0, 120, [3] * 5, tree, Needs())
+    size = (1, 2, part.num_rows, head_dim)
+    query = torch.randn(1, 2 * group, part.num_rows, head_dim).to(dtype)
+    key, value = torch.randn(size).to(dtype), torch.randn(size).to(dtype)
+    rules = LayerRules(head_dim**-0.5, 90, None)
+
+    got = NativeStep(kernels, kv, [part], group).attend(0, query, key, value, rules)
+    oracle = SdpaStep(kv, [part], group).attend(0, query, key, value, rules)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, oracle, atol=tolerance, rtol=tolerance)
+    for leaf in range(len(tree) - 5, len(tree)):
+        rows = [*range(6), *(5 + node for node in tree.path(leaf))]
+        chain = RunRequest(1, 120, [], TokenTree.chain([0] * len(rows)), Needs())
+        step = NativeStep(kernels, kv, [chain], group)
+        alone = step.attend(0, query[:, :, rows], key[:, :, rows], value[:, :, rows], rules)
+        assert torch.equal(alone, got[:, rows])

@@ -129,23 +129,41 @@ def test_a_broken_grammar_ends_its_request_alone() -> None:
     assert text_of(outcome) == "ab"
 
 
-def test_a_matcher_that_gives_up_ends_its_request_alone(monkeypatch) -> None:
-    from engine.text import grammars as module
+class WithoutZ(Tokenizer):
+    """Has no token to write a z with."""
 
-    core = make_core(tokenizer=tokenizer())
-    bad = request([20, 21], grammar=grammars().regex("abcdef"), max_tokens=20)
-    good = request([22, 23], max_tokens=20)
-    advance = module.Matcher.advance
+    def token_bytes(self, token_id: int) -> bytes:
+        spelling = super().token_bytes(token_id)
+        return b"" if b"z" in spelling else spelling
 
-    def give_up(self, token_id: int) -> None:
-        advance(self, token_id)
-        raise GrammarError("too complex")
 
-    monkeypatch.setattr(module.Matcher, "advance", give_up)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dead_end_ends_its_request_alone(method: str) -> None:
+    poor = WithoutZ(tokenizer_of("byte_level"))
+    compiler = poor.grammars(VOCAB, (EOS,))
+    core = make_core(tokenizer=poor)
+    wishes = {"max_tokens": 20, "ignore_eos": True}
+    bad = request([20, 21], method, grammar=compiler.regex("(ab|cd){3}z"), **wishes)
+    good = request([22, 23], method, **wishes)
     failed, fine = run(core, [bad, good])
-    assert failed.reason is FinishReason.ERROR
-    assert "too complex" in failed.end.error
-    assert len(fine.token_ids) == 20 or fine.reason is FinishReason.STOP
+    assert (failed.reason, failed.end.error_code) == (FinishReason.INVALID, "grammar_dead_end")
+    assert "no token of the vocabulary" in failed.end.error
+    assert re.fullmatch("(ab|cd){0,3}[ac]?", poor.decode(failed.token_ids))
+    assert fine.token_ids == run(core, [request([22, 23], **wishes)])[0].token_ids
+
+
+def test_a_dead_end_that_shows_at_once_is_refused() -> None:
+    compiler = WithoutZ(tokenizer_of("byte_level")).grammars(VOCAB, (EOS,))
+    for build, source in (
+        (compiler.regex, "abz"),
+        (compiler.choice, ["good", "lazy"]),
+        (compiler.json_schema, {"const": "lazy"}),
+        (compiler.json_schema, {"type": "integer", "minimum": 5, "maximum": 3}),
+    ):
+        with pytest.raises(RequestError) as caught:
+            build(source)
+        assert caught.value.code == "invalid_grammar"
+    assert compiler.choice(["good", "bad"])
 
 
 def test_matchers_of_one_grammar_do_not_meet() -> None:

@@ -90,6 +90,7 @@ def make_core(family: str = "Llama", tokenizer=None, **changes) -> EngineCore:
     """A core on a tiny model that checks its books after every step."""
     speculation = changes.pop("speculation", SpeculationConfig())
     dtype = changes.pop("dtype", torch.float32)
+    passes = changes.pop("passes", {})  # keywords of ModelRunner
     config = EngineConfig(
         model=ModelConfig("tiny", ModelSource(path=Path("tiny"))),
         speculation=speculation,
@@ -97,7 +98,7 @@ def make_core(family: str = "Llama", tokenizer=None, **changes) -> EngineCore:
         **{"max_batch": 4, "prefill_chunk": 32} | changes,
     )
     loaded = tiny_loaded(family, dtype)
-    runner = ModelRunner(loaded, config.max_batch, speculation.tree.budget)
+    runner = ModelRunner(loaded, config.max_batch, speculation.tree.budget, **passes)
     info = EngineInfo(
         "tiny", loaded.architecture, "cpu", str(dtype), VOCAB, MAX_LEN, config.max_batch, (EOS,)
     )

@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.text.tokenizer import Tokenizer
+from engine.types import TextRules
 from tests.unit.tokenizer_kinds import KINDS, tokenizer_of
 
 TOKENIZERS = {kind: Tokenizer(tokenizer_of(kind)) for kind in KINDS}
@@ -22,7 +23,7 @@ def in_blocks(items, cuts):
 
 
 def joined(tokenizer, blocks, skip=True) -> str:
-    detokenizer = tokenizer.detokenizer(skip)
+    detokenizer = tokenizer.detokenizer(TextRules(skip))
     return "".join([*(detokenizer.push(block) for block in blocks), detokenizer.flush()])
 
 
@@ -53,6 +54,20 @@ def test_encoded_text_streams_as_transformers_decodes_it(kind, text, cuts):
 def test_words_in_any_order_stream_as_transformers_decodes_them(kind, words, cuts):
     reference = tokenizer_of(kind).decode(words, skip_special_tokens=True)
     assert joined(TOKENIZERS[kind], in_blocks(words, cuts)) == reference
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
+@given(
+    before=st.lists(st.integers(259, FEWEST - 3), min_size=1, max_size=9),
+    behind=st.lists(st.integers(259, FEWEST - 3), max_size=9),
+)
+def test_a_continued_text_is_what_the_tokens_add(kind, before, behind):
+    tokenizer = TOKENIZERS[kind]
+    assume(not tokenizer.decode(before).endswith("\ufffd"))  # a character in two parts
+    added = tokenizer.detokenizer(TextRules(continues_text=True))
+    text = tokenizer.decode(before) + added.push(behind) + added.flush()
+    assert text == tokenizer.decode(before + behind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

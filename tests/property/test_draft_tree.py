@@ -1,6 +1,7 @@
 """The draft tree's invariants over random lives, against naive statements of each rule."""
 
 import random
+from collections.abc import Iterator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,12 @@ def parents(tree: DraftTree) -> dict[DraftNode, DraftNode | None]:
     for node in tree:
         found.update(dict.fromkeys(node.children.values(), node))
     return found
+
+
+def subtree(node: DraftNode) -> Iterator[DraftNode]:
+    yield node
+    for child in node.children.values():
+        yield from subtree(child)
 
 
 def naive_height(node: DraftNode) -> int:
@@ -67,7 +74,7 @@ def check_endings(tree: DraftTree) -> None:
         if node.token_id in EOS:
             for _ in range(4):
                 node = above[node] or node
-            doomed.update(node)
+            doomed.update(subtree(node))
     tree.drop_endings(EOS)
     assert set(tree) == set(above) - doomed
 

@@ -66,9 +66,13 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(engine: FakeEngine, settings: ServerSettings | None = None) -> Iterator[Live]:
+def serving(
+    engine: FakeEngine,
+    settings: ServerSettings | None = None,
+    tokenizer: FakeTokenizer | None = None,
+) -> Iterator[Live]:
     """Run uvicorn in a thread, as `serve` runs it in the main one."""
-    app = build(engine, settings)
+    app = build(engine, settings, tokenizer)
     config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

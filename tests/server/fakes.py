@@ -18,6 +18,7 @@ from engine.config import METHODS
 from engine.errors import EngineDeadError, RequestError
 from engine.text.grammars import Grammars
 from engine.types import (
+    PLAIN_TEXT,
     EngineInfo,
     EngineOutput,
     EngineRequest,
@@ -25,6 +26,7 @@ from engine.types import (
     RequestTimes,
     SpecStats,
     StepOutputs,
+    TextRules,
     TokenLogprob,
 )
 
@@ -65,11 +67,11 @@ class FakeTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        decoder = self.detokenizer(skip_special_tokens)
+        decoder = self.detokenizer(TextRules(skip_special_tokens))
         return decoder.push(ids) + decoder.flush()
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> "FakeDecoder":
-        return FakeDecoder(self, skip_special_tokens)
+    def detokenizer(self, rules: TextRules = PLAIN_TEXT) -> "FakeDecoder":
+        return FakeDecoder(self, rules)
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id in SPECIAL:
@@ -101,9 +103,9 @@ class FakeTokenizer:
 class FakeDecoder:
     """Incremental UTF-8 over the pieces."""
 
-    def __init__(self, tokenizer: FakeTokenizer, skips_special: bool) -> None:
+    def __init__(self, tokenizer: FakeTokenizer, rules: TextRules) -> None:
         self._tokenizer = tokenizer
-        self._skips_special = skips_special
+        self._rules = rules
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -111,7 +113,7 @@ class FakeDecoder:
             b"".join(
                 self._tokenizer.token_bytes(i)
                 for i in token_ids
-                if not (self._skips_special and i in SPECIAL)
+                if self._rules.shows(i, self._tokenizer.is_special(i))
             )
         )
 
@@ -156,6 +158,7 @@ class FakeEngine:
         block: int = 4,
         step_seconds: float = 0.0,
         name: str = "fake/model",
+        is_exact: bool = False,
     ) -> None:
         self.script = script
         self.block = block
@@ -167,6 +170,7 @@ class FakeEngine:
         self.running: dict[str, _Running] = {}
         self.waiting: list[EngineRequest] = []
         self.fail_next: str | None = None  # the next step ends all its requests with this error
+        self.fail_code: str | None = None  # the same as the requests' own fault, with this code
         self._info = EngineInfo(
             model_name=name,
             architecture="FakeForCausalLM",
@@ -176,6 +180,7 @@ class FakeEngine:
             max_model_len=max_model_len,
             max_batch=max_batch,
             eos_token_ids=(EOS,),
+            is_exact=is_exact,
             created=1,
         )
         self._tokenizer = FakeTokenizer()
@@ -187,7 +192,7 @@ class FakeEngine:
         self._draining = False
         self._last_step = time.monotonic()
         self._step_stats: list[tuple[str, SpecStats]] = []
-        self._new_prompt_tokens = 0
+        self._new_prompt_tokens = self._new_cached_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -225,6 +230,7 @@ class FakeEngine:
             num_kv_tokens=sum(tokens),
             num_cache_tokens=7,
             step_cost=((1, 0.01), (8, 0.02)),
+            drafter_entries=(("auto", 5),),
         )
 
     def shutdown(self, timeout: float) -> None:
@@ -269,7 +275,7 @@ class FakeEngine:
             spec=tuple(spec),
             trees=tuple((method, stats.draft_tokens) for method, stats in self._step_stats),
             num_prefix_queries=self._new_prompt_tokens,
-            num_prefix_hits=self._new_prompt_tokens // 2,
+            num_prefix_hits=self._new_cached_tokens,
             price=0.5,
             predicted_tokens=1.5 if any(method == "auto" for method, _ in spec) else 0.0,
             num_running=len(self.running),
@@ -282,7 +288,7 @@ class FakeEngine:
         )
 
     def _drain(self) -> list[EngineOutput]:
-        self._step_stats, self._new_prompt_tokens = [], 0
+        self._step_stats, self._new_prompt_tokens, self._new_cached_tokens = [], 0, 0
         ended = []
         while not self._inbox.empty():
             kind, item = self._inbox.get()
@@ -304,10 +310,14 @@ class FakeEngine:
         request, sampling = state.request, state.request.sampling
         if not state.tokens:
             self._new_prompt_tokens += len(request.prompt_token_ids)
+            self._new_cached_tokens += num_cached(request)
         if self.fail_next is not None:
             del self.running[request.request_id]
             return EngineOutput(
-                request.request_id, finish_reason=FinishReason.ERROR, error=self.fail_next
+                request.request_id,
+                finish_reason=FinishReason.INVALID if self.fail_code else FinishReason.ERROR,
+                error=self.fail_next,
+                error_code=self.fail_code,
             )
         prompt_logprobs = None
         if sampling.prompt_logprobs is not None and not state.tokens:
@@ -328,7 +338,13 @@ class FakeEngine:
         if sampling.logprobs is not None:
             logprobs = tuple(fake_logprob(token, sampling.logprobs) for token in new)
         output = EngineOutput(
-            request.request_id, tuple(new), logprobs, prompt_logprobs, reason, matched
+            request.request_id,
+            tuple(new),
+            logprobs,
+            prompt_logprobs,
+            reason,
+            matched,
+            num_cached_tokens=num_cached(request),
         )
         return self._finish(state, output) if reason else output
 
@@ -360,6 +376,7 @@ class FakeEngine:
             output.prompt_logprobs,
             output.finish_reason,
             output.stop_reason,
+            num_cached_tokens=output.num_cached_tokens,
             stats=state.stats,
             times=times,
         )
@@ -382,6 +399,21 @@ class FakeEngine:
         num_top = request.sampling.prompt_logprobs or 0
         rest = (fake_logprob(token, num_top) for token in request.prompt_token_ids[1:])
         return (None, *rest)
+
+
+def num_cached(request: EngineRequest) -> int:
+    """Half of every prompt is said to be kept from before."""
+    return len(request.prompt_token_ids) // 2
+
+
+def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """Token counts as answers show them."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def fake_logprob(token: int, num_top: int) -> TokenLogprob:

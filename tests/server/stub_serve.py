@@ -1,8 +1,12 @@
 """`treeline` with an engine that needs no model: run as a process by test_serving.py.
 
-One token each 50 ms per request. The prompt "die" ends the engine in the middle of it.
+One token each 50 ms per request. The prompt "die" ends the engine in the middle of it, SIGUSR1 at
+once. The prompt "gc" is answered "y" if what is loaded is kept from the garbage collector, else
+"n".
 """
 
+import gc
+import signal
 import sys
 import threading
 import time
@@ -15,16 +19,20 @@ from engine.client import EngineStatus, OnStep
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.types import (
+    PLAIN_TEXT,
     EngineInfo,
     EngineOutput,
     EngineRequest,
     FinishReason,
     SpecStats,
     StepOutputs,
+    TextRules,
 )
 from server.cli import main
+from server.serving import GC_THRESHOLDS
 
 STEP_SECONDS = 0.05
+dies = threading.Event()
 
 
 class Bytes:
@@ -36,7 +44,7 @@ class Bytes:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode(errors="replace")
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> "Bytes":
+    def detokenizer(self, rules: TextRules = PLAIN_TEXT) -> "Bytes":
         return self
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -44,6 +52,9 @@ class Bytes:
 
     def flush(self) -> str:
         return ""
+
+    def is_special(self, token_id: int) -> bool:
+        return False
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
@@ -87,6 +98,10 @@ class SlowEngine:
     def _loop(self) -> None:
         while not self._stopping:
             time.sleep(STEP_SECONDS)
+            if dies.is_set():
+                self._error = "RuntimeError: killed by SIGUSR1"
+                self._on_step(StepOutputs(dead=self._error))
+                return
             outputs = []
             for request_id, (request, done) in list(self._running.items()):
                 if request.prompt_token_ids == tuple(b"die") and done == 3:
@@ -99,10 +114,17 @@ class SlowEngine:
                     self._running.pop(request_id, None)
                 stats = SpecStats(steps=done + 1, tokens=done + 1) if reason else None
                 outputs.append(
-                    EngineOutput(request_id, (ord("a"),), finish_reason=reason, stats=stats)
+                    EngineOutput(request_id, (_token(request),), finish_reason=reason, stats=stats)
                 )
             if outputs:
                 self._on_step(StepOutputs(tuple(outputs)))
+
+
+def _token(request: EngineRequest) -> int:
+    if request.prompt_token_ids != tuple(b"gc"):
+        return ord("a")
+    is_spared = gc.get_freeze_count() > 10_000 and gc.get_threshold() == GC_THRESHOLDS
+    return ord("y" if is_spared else "n")
 
 
 @dataclass
@@ -112,5 +134,6 @@ class Loaded:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: dies.set())
     engine.api.load_engine = lambda config: Loaded(SlowEngine(config), Bytes())  # type: ignore
     sys.exit(main())

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import ConfigError
 from server.settings import ServerSettings
 from tests.server.conftest import Live, build, client_of
-from tests.server.fakes import FakeEngine, cycle, reply, reply_ids
+from tests.server.fakes import FakeEngine, cycle, reply, reply_ids, usage
 from tests.server.sse import complete, stream
 from tests.server.test_validation import check_error
 
@@ -30,7 +30,7 @@ async def test_shape(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         "object": "chat.completion",
         "model": "fake/model",
         "choices": [choice],
-        "usage": {"prompt_tokens": 19, "completion_tokens": 6, "total_tokens": 25},
+        "usage": usage(19, 6, cached=9),
     }
     assert bytes(engine.requests[0].prompt_token_ids) == b"[user]hi[assistant]"
 
@@ -49,7 +49,7 @@ async def test_deltas(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     ]
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == {"prompt_tokens": 19, "completion_tokens": 6, "total_tokens": 25}
+    assert chunks[-1]["usage"] == usage(19, 6, cached=9)
 
 
 async def test_every_choice_opens_and_ends_once(client: httpx.AsyncClient) -> None:

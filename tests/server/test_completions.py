@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.server.fakes import EOS, FakeEngine, cycle, reply, reply_ids
+from tests.server.fakes import EOS, FakeEngine, cycle, reply, reply_ids, usage
 from tests.server.sse import complete, events, joined, stream
 
 
@@ -24,7 +24,7 @@ async def test_shape_of_a_whole_answer(client: httpx.AsyncClient) -> None:
         "object": "text_completion",
         "model": "fake/model",
         "choices": [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        "usage": usage(2, 3, cached=1),
     }
 
 
@@ -49,13 +49,14 @@ async def test_golden_stream(client: httpx.AsyncClient, engine: FakeEngine) -> N
     head = f'"id":"{chunks[0]["id"]}","object":"text_completion","created":{chunks[0]["created"]}'
     head += ',"model":"fake/model"'
     mark = f'"system_fingerprint":"{chunks[-1]["system_fingerprint"]}"'
-    usage = '{"prompt_tokens":3,"completion_tokens":6,"total_tokens":9}'
+    counts = '{"prompt_tokens":3,"completion_tokens":6,"total_tokens":9,'
+    counts += '"prompt_tokens_details":{"cached_tokens":1}}'
     assert response.text == (
         f'data: {{{head},"choices":[{{"index":0,"text":"Hell","logprobs":null,'
         '"finish_reason":null}],"usage":null}\n\n'
         f'data: {{{head},"choices":[{{"index":0,"text":"o","logprobs":null,'
         '"finish_reason":"stop"}],"usage":null}\n\n'
-        f'data: {{{head},"choices":[],{mark},"usage":{usage}}}\n\n'
+        f'data: {{{head},"choices":[],{mark},"usage":{counts}}}\n\n'
         "data: [DONE]\n\n"
     )
 
@@ -85,7 +86,7 @@ async def test_indices_are_prompt_major(client: httpx.AsyncClient, engine: FakeE
     answer = await complete(client, prompt=["x", "y"], n=2, max_tokens=2)
     assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3]
     assert [c["text"] for c in answer["choices"]] == ["xx", "xx", "yy", "yy"]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+    assert answer["usage"] == usage(2, 8, cached=0)
 
 
 async def test_every_index_ends_once(client: httpx.AsyncClient) -> None:
@@ -311,6 +312,7 @@ class TestSpeculation:
             "hit_rate": 1.0,
             "accept_length": 4.0,
             "accepted_per_depth": [4, 4, 4],
+            "exact": False,
         }
         assert answer["speculation"] == expected
         chunks = await stream(client, **body)

@@ -32,7 +32,7 @@ async def test_show_special_tokens(client: httpx.AsyncClient, engine: FakeEngine
     assert hidden["choices"][0]["text"] == "ab"
     shown = await complete(client, prompt="p", skip_special_tokens=False)
     assert shown["choices"][0]["text"] == "a<bos>b"
-    assert engine.requests[-1].sampling.skip_special_tokens is False
+    assert engine.requests[-1].sampling.text.skips_special is False
 
 
 async def test_add_special_tokens() -> None:

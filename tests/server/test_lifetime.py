@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.types import EngineOutput, FinishReason, StepOutputs
 from server.settings import ServerSettings
 from tests.server.conftest import Live, serving, wait_until
 from tests.server.fakes import FakeEngine, cycle, reply
@@ -84,6 +85,29 @@ class TestDisconnect:
         assert 'finished_reason="abort",model_name="m"} 1.0' in text
         assert 'treeline_num_requests_running{model_name="m"} 0.0' in text
 
+    async def test_a_client_that_leaves_at_the_last_token(
+        self, live: Live, monkeypatch: Any
+    ) -> None:
+        """The engine ends the sequence by itself, when nobody waits for its end any more."""
+        emit, emitted = live.engine._emit, []
+
+        def emit_late(step: StepOutputs) -> None:
+            if any(output.finish_reason for output in step.outputs):
+                wait_until(lambda: live.num_waiting == 0)
+            emit(step)
+            emitted.append(step)
+
+        monkeypatch.setattr(live.engine, "_emit", emit_late)
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            body = {**ENDLESS, "max_tokens": 8, "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_lines())
+                await response.aclose()
+            await asyncio.to_thread(wait_until, lambda: len(emitted) == 2)
+            text = (await http.get("/metrics")).text
+        assert 'finished_reason="abort",model_name="m"} 1.0' in text
+        assert 'finished_reason="length",model_name="m"} 0.0' in text
+
 
 async def test_a_client_that_stops_reading_blocks_nobody(live: Live) -> None:
     async with httpx.AsyncClient(base_url=live.url) as http:
@@ -159,6 +183,21 @@ class TestFailure:
         assert "index 7" not in error["message"]
         body = {"model": "m", "prompt": "p"}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    async def test_want_of_memory_is_a_503(
+        self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: Any
+    ) -> None:
+        def overloaded(state: Any) -> EngineOutput:
+            del engine.running[state.request.request_id]
+            return EngineOutput(
+                state.request.request_id, finish_reason=FinishReason.OVERLOAD, error="no memory"
+            )
+
+        monkeypatch.setattr(engine, "_step", overloaded)
+        response = await client.post("/v1/completions", json=ENDLESS)
+        error = check_error(response, 503)
+        assert error["code"] == "service_unavailable"
+        assert response.headers["retry-after"]
 
     async def test_stream_aborts_the_siblings(self, live: Live) -> None:
         async with httpx.AsyncClient(base_url=live.url) as http:

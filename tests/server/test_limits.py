@@ -5,11 +5,13 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from server.queue_pace import MOST_SECONDS, QueuePace
 from server.settings import ServerSettings
 from tests.server.conftest import build, client_of, serving, wait_until
 from tests.server.fakes import FakeEngine, cycle
@@ -33,6 +35,26 @@ async def rejected(http: httpx.AsyncClient, reason: str) -> float:
     return (await scrape(http))["treeline_requests_rejected_total", labels]
 
 
+class TestPace:
+    """Retry-After follows from what waits and how fast it has gone of late."""
+
+    @pytest.mark.parametrize("gap", [0.1, 1.0, 4.0])
+    def test_a_steady_pace(self, gap: float) -> None:
+        pace = QueuePace(now=100.0)
+        for number in range(1, 201):
+            pace.leave(2.0, 100.0 + number * gap)
+        assert pace.seconds_for(10.0, 100.0 + 200 * gap) == pytest.approx(5 * gap, abs=1.5)
+
+    def test_bounds(self) -> None:
+        pace = QueuePace(now=0.0)
+        assert pace.seconds_for(1e9, 50.0) == 1  # nothing is known
+        pace.leave(1.0, 51.0)
+        assert pace.seconds_for(1e9, 51.0) == MOST_SECONDS
+        assert pace.seconds_for(1.0, 5000.0) == MOST_SECONDS  # it has stopped
+        pace.leave(1e6, 5000.0)
+        assert pace.seconds_for(1.0, 5000.0) == 1
+
+
 class TestQueue:
     """A full queue refuses at once and says so; an idle server takes any one request."""
 
@@ -48,6 +70,26 @@ class TestQueue:
         tasks = [asyncio.create_task(http.post("/v1/completions", json=BODY)) for _ in range(count)]
         await asyncio.to_thread(wait_until, lambda: len(engine.requests) == asked)
         return tasks
+
+    async def test_a_longer_queue_asks_for_more_patience(
+        self, http: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two sequences ended in ten seconds, and three wait."""
+        now = time.monotonic()
+        clock = [now]
+        stopped = SimpleNamespace(monotonic=lambda: clock[0])
+        monkeypatch.setattr("server.dispatcher.time", stopped)
+        tasks = await self.fill(http, engine, 5)
+        clock[0] = now + 10.0
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await asyncio.wait(tasks[:2])
+        tasks += await self.fill(http, engine, 2)
+        refused = await http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) == 13  # 15 but for what fades
+        engine.gate.set()
+        await asyncio.wait(tasks)
 
     async def test_by_requests(self, http: httpx.AsyncClient, engine: FakeEngine) -> None:
         tasks = await self.fill(http, engine, 5)  # 2 run, 3 wait

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import build, client_of
-from tests.server.fakes import BOS, EOS, FakeEngine, FakeTokenizer, cycle, reply, reply_ids
+from tests.server.fakes import BOS, EOS, FakeEngine, FakeTokenizer, cycle, reply, reply_ids, usage
 from tests.server.sse import complete, joined, stream
 from tests.server.test_validation import check_error
 
@@ -72,7 +72,7 @@ async def test_scoring(client: httpx.AsyncClient) -> None:
         "top_logprobs": [None, {" ": -0.5}, {"B": -0.5}],
         "text_offset": [0, 1, 2],
     }
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    assert answer["usage"] == usage(3, 0, cached=1)
 
 
 async def test_scoring_a_prompt_that_fills_the_context(client: httpx.AsyncClient) -> None:
@@ -205,7 +205,7 @@ class TestBestOf:
         assert [c["text"] for c in answer["choices"]] == ["y", "z"]
         assert [c["index"] for c in answer["choices"]] == [0, 1]
         assert all(c["logprobs"] is None for c in answer["choices"])
-        assert answer["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+        assert answer["usage"] == usage(1, 3, cached=0)
 
     async def test_equal_to_n_changes_nothing(self, client: httpx.AsyncClient) -> None:
         chunks = await stream(client, prompt="p", n=2, best_of=2, max_tokens=3)

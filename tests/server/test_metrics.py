@@ -41,7 +41,7 @@ async def test_children_exist_at_zero(client: httpx.AsyncClient) -> None:
         for position in ("0", "31"):
             labels = of(method, position=position)
             assert samples["treeline_spec_decode_num_accepted_tokens_per_pos_total", labels] == 0
-    for reason in ("stop", "length", "abort", "error"):
+    for reason in ("stop", "length", "abort", "error", "invalid", "overload"):
         labels = tuple(sorted({**dict(MODEL), "finished_reason": reason}.items()))
         assert samples["treeline_request_success_total", labels] == 0.0
     for name in ("num_requests_running", "num_requests_waiting", "prompt_tokens_total"):
@@ -120,6 +120,10 @@ async def test_memory_and_costs(client: httpx.AsyncClient, engine: FakeEngine) -
     assert samples["treeline_kv_capacity_tokens", MODEL] == 8 * 256
     assert samples["treeline_kv_tokens", MODEL] == 0
     assert samples["treeline_answer_cache_tokens", MODEL] == 7
+    assert samples["treeline_drafter_state_entries", of("auto")] == 5
+    assert samples["treeline_drafter_state_entries", of("ptd")] == 0
+    assert samples["treeline_memory_faults_total", MODEL] == 0
+    assert samples["treeline_event_loop_tasks", MODEL] >= 1
     costs = {
         dict(labels)["rows"]: value
         for (name, labels), value in samples.items()

@@ -80,6 +80,7 @@ async def test_a_method_that_would_ignore_it_is_refused(path: str, method: str) 
         ({"type": "content"}, "prediction.content"),
         ({"type": "static", "content": "a"}, "prediction.type"),
         ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": "a" * 257}, "prediction.content"),  # the context has 256
         ({"type": "content", "content": [{"type": "image"}]}, "prediction.content"),
         ({"type": "content", "content": "a", "more": 1}, "prediction.more"),
     ],

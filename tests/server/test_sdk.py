@@ -5,7 +5,8 @@ import asyncio
 import openai
 import pytest
 
-from tests.server.conftest import Live
+from server.errors import unavailable
+from tests.server.conftest import Live, wait_until
 from tests.server.fakes import reply
 
 
@@ -86,11 +87,44 @@ def test_an_error_in_the_middle_of_a_stream(sdk: openai.OpenAI, live: Live) -> N
     assert caught.value.code == "internal_error"
 
 
-def test_a_dead_engine_is_retried_and_reported(sdk: openai.OpenAI, live: Live) -> None:
+def test_a_dead_engine_is_reported(sdk: openai.OpenAI, live: Live) -> None:
     live.engine.kill("gone")
     with pytest.raises(openai.InternalServerError) as caught:
         sdk.with_options(max_retries=0).completions.create(model="fake/model", prompt="x")
     assert caught.value.status_code in (500, 503)
+
+
+def test_what_may_succeed_later_is_tried_again(
+    sdk: openai.OpenAI, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that was full, and after `Retry-After` is not; bad input is asked once."""
+    asked: list[int] = []
+
+    def full_at_first(*_: int) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise unavailable("The queue is full.")
+
+    monkeypatch.setattr(live.app.state.context.dispatcher, "check_open", full_at_first)
+    answer = sdk.completions.create(model="fake/model", prompt="hi", max_tokens=3)
+    assert answer.choices[0].text == "abc"
+    assert len(asked) == 3  # refused; tried again: before its body is read, and after
+    with pytest.raises(openai.BadRequestError):
+        sdk.completions.create(model="fake/model", prompt="hi", max_tokens=-1)
+    assert len(asked) == 4
+
+
+async def test_an_async_stream_that_is_left_frees_the_engine(live: Live) -> None:
+    live.engine.step_seconds = 0.005
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+        wish = {"ignore_eos": True}
+        async with await client.completions.create(
+            model="fake/model", prompt="hi", max_tokens=200, stream=True, extra_body=wish
+        ) as stream:
+            async for _ in stream:
+                break
+    await asyncio.to_thread(wait_until, lambda: live.engine.is_idle)
+    assert len(live.engine.aborted) == 1
 
 
 async def test_async(live: Live) -> None:

@@ -96,6 +96,10 @@ def test_the_ready_line_comes_when_it_accepts_and_its_curl_line_works(served: Se
     assert answer.json()["choices"][0]["text"] == "a" * json.loads(words[5])["max_tokens"]
 
 
+def test_what_is_loaded_is_kept_from_the_garbage_collector(served: Served) -> None:
+    assert served.complete("gc", 1).json()["choices"][0]["text"] == "y"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(served: Served, number: signal.Signals) -> None:
     with ThreadPoolExecutor(4) as pool:

@@ -5,8 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.text.grammars import GrammarError
 from tests.server.conftest import build, client_of
 from tests.server.fakes import VOCAB, FakeEngine, FakeTokenizer, reply
+from tests.server.sse import events
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -33,7 +35,7 @@ def accepts(grammar: str, text: str) -> bool:
     try:
         for byte in text.encode():
             matcher.advance(byte)
-    except RuntimeError:
+    except GrammarError:
         return False
     return matcher.is_accepting
 
@@ -127,3 +129,27 @@ async def test_the_depth_of_a_schema_is_bounded(depth: int, status: int) -> None
         schema = {"type": "array", "items": schema}
     _, response = await ask(CHAT, **json_schema(schema))
     assert response.status_code == status, response.text
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+async def test_a_dead_end_is_no_fault_of_the_server(path: str) -> None:
+    engine = FakeEngine(reply("abcdefgh"))
+    wish: dict[str, Any] = {"model": "fake/model", "structured_outputs": {"regex": "[a-z]+"}}
+    wish |= {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    async with client_of(build(engine)) as http:
+        for is_stream in (False, True):
+            engine.fail_next, engine.fail_code = "No token may follow.", "grammar_dead_end"
+            response = await http.post(path, json={**wish, "stream": is_stream})
+            assert response.status_code == (200 if is_stream else 422)
+            body = events(response.text)[-1] if is_stream else response.json()
+            assert body["error"] == {
+                "message": "No token may follow.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "grammar_dead_end",
+            }
+        engine.fail_code = None
+        assert (await http.post(path, json=wish)).status_code == 200
+        metrics = (await http.get("/metrics")).text
+    assert 'finished_reason="invalid",model_name="fake/model"} 2.0' in metrics
+    assert 'finished_reason="error",model_name="fake/model"} 0.0' in metrics

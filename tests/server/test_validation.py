@@ -84,6 +84,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"foo": 1}, "foo", "unknown_parameter"),
     ({"model_config": {}}, "model_config", "unknown_parameter"),
     ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+    ({"bad_words": ["x"]}, "bad_words", "unsupported_parameter"),
+    ({"allowed_token_ids": [1]}, "allowed_token_ids", "unsupported_parameter"),
     ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex", "invalid_grammar"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"user": 1}, "user", "invalid_type"),

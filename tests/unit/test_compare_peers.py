@@ -1,13 +1,16 @@
-"""The comparison with other engines, and the profile of a step: their sums, not their speeds."""
+"""The comparison with other engines, a step's profile, scaling: their sums, not their speeds."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.spec.registry import FACTORIES
 from tests.engine.tiny import make_core
+from tests.unit.test_bench import tiny_bench
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -27,6 +30,11 @@ def script():
 @pytest.fixture(scope="module")
 def peers():
     return importlib.import_module("peers")
+
+
+@pytest.fixture(scope="module")
+def servers():
+    return importlib.import_module("compare_servers")
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +141,74 @@ def test_real_steps_are_split(split, monkeypatch: pytest.MonkeyPatch, rows: int)
         assert found.parts[part] > 0.0, part
     assert (found.parts["learn"] > 0.0) == (rows > 1)
     assert not core.has_work
+
+
+def test_servers_take_turns_alone_and_together(servers, peers) -> None:
+    log: list = []
+
+    class Server:
+        def __init__(self, name: str, setting: str, seconds: float, steps: int, shift: int = 0):
+            self.name, self.setting = name, setting
+            self._seconds, self._steps, self._shift = seconds, steps, shift
+
+        def run(self, prompts, clients, max_tokens):
+            log.append((self.name, self.setting, clients, len(prompts), max_tokens))
+            ids = tuple(range(self._shift, self._shift + max_tokens))
+            answer = peers.Answer(ids, self._seconds, 0.5, self._steps)
+            return [answer] * len(prompts), self._seconds * len(prompts) / clients
+
+    found = [
+        Server("treeline off http", "", 2.0, 6),
+        Server("treeline auto http", "", 1.0, 3),
+        Server("llama.cpp server", "slow", 4.0, 0),
+        Server("llama.cpp server", "fast", 2.0, 0, shift=1),
+    ]
+    loads = servers.compare_servers(found, list("abcde"), 6)
+    assert [entry[2:] for entry in log[:4]] == [(1, 1, 8)] * 4
+    assert [entry[:3] for entry in log[4:12]] == [
+        (peer.name, peer.setting, clients) for clients in (1, 4) for peer in found
+    ]
+    assert [entry[3] for entry in log[4:]] == [4] * 8 + [1] * 8
+    rows = {row["name"]: row for row in servers.summarise_servers(loads, {})}
+    auto = rows["treeline auto http"]
+    assert (auto["tokens_per_second"], auto["tau"], auto["ttft_ms"]) == (6.0, 2.0, 500.0)
+    assert (auto["identical"], auto["prompts"], auto["clients"]) == (5, 5, 1)
+    llama = rows["llama.cpp server, 4 clients"]
+    assert (llama["setting"], llama["tokens_per_second"], llama["tau"]) == ("fast", 12.0, None)
+    assert llama["identical"] == 0
+    missing = servers.summarise_servers(loads, {"llama.cpp server": "not here"})
+    assert [row.get("missing") for row in missing] == [None] * 4 + ["not here"] * 2
+
+
+def test_what_llama_cpps_server_lacks_is_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    peer_servers = importlib.import_module("peer_servers")
+    with (
+        pytest.raises(ImportError, match="pip install starlette-context"),
+        peer_servers.llama_server(tmp_path / "x.gguf", 256, 1, 0),
+    ):
+        pytest.fail("it must not start")
+
+
+def test_scaling_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    scaling = importlib.import_module("scaling")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "abab"}\n{"prompt": "xyz"}\n')
+    (tmp_path / "b.jsonl").write_text('{"turns": ["qrqr"]}\n')
+    assert scaling.pick_prompts(tmp_path, 5) == ["abab", "qrqr", "xyz", "abab", "qrqr"]
+    bench = tiny_bench(batch=2, max_tokens=9)
+    info = SimpleNamespace(is_exact=True)
+    monkeypatch.setattr(scaling, "open_bench", lambda options: (bench, info, {"model": "tiny"}))
+    options = ["--data", str(tmp_path), "--streams", "1,2", "--runs", "1"]
+    json_file, png = tmp_path / "s.json", tmp_path / "s.png"
+    assert scaling.main([*options, "--json", str(json_file), "--plot", str(png)]) == 0
+    assert "2 of 2 prompts identical" in capsys.readouterr().out
+    rows = json.loads(json_file.read_text())["rows"]
+    assert [(row["streams"], row["method"]) for row in rows] == [
+        *((1, "off"), (1, "auto"), (2, "off"), (2, "auto"))
+    ]
+    assert [row["tokens"] for row in rows] == [9, 9, 18, 18]
+    assert [row["tau"] for row in rows if row["method"] == "off"] == [1.0, 1.0]
+    assert all(0 < row["host_ms_per_step"] < row["step_ms"] for row in rows)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(scaling, "differing", lambda *_: 1)
+    assert scaling.main(options) == 1

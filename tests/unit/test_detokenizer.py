@@ -4,13 +4,14 @@ import pytest
 
 from engine.text.pieces import BYTE_OF_CHARACTER
 from engine.text.tokenizer import Tokenizer
+from engine.types import TextRules
 from tests.unit.tokenizer_kinds import KINDS, tokenizer_of
 
 HARD_TEXTS = ("你是谁？", "🙂Ж€", "🙂🙂🙂", "The meaning of life is", "x\n\n  y ", "a\u200db")
 
 
 def stream(tokenizer: Tokenizer, blocks, skip_special_tokens: bool = True) -> list[str]:
-    detokenizer = tokenizer.detokenizer(skip_special_tokens)
+    detokenizer = tokenizer.detokenizer(TextRules(skip_special_tokens))
     return [*(detokenizer.push(block) for block in blocks), detokenizer.flush()]
 
 
@@ -66,6 +67,23 @@ def test_leading_space_is_stripped_once_and_no_other():
         assert expected == " Thex"
         assert "".join(stream(tokenizer, [[id_] for id_ in ids])) == expected
         assert "".join(stream(tokenizer, [ids])) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_continues_another_keeps_its_first_space(kind):
+    tokenizer = Tokenizer(tokenizer_of(kind))
+    ids = tokenizer.encode("The lazy dog", False)
+    for cut in range(1, len(ids)):
+        before, behind = ids[:cut], ids[cut:]
+        detokenizer = tokenizer.detokenizer(TextRules(continues_text=True))
+        assert tokenizer.decode(before) + detokenizer.push(behind) == "The lazy dog"
+
+
+def test_a_control_token_can_be_kept():
+    tokenizer = Tokenizer(tokenizer_of("byte_level"))
+    ids = tokenizer.encode("<|im_start|>a</s>", False)
+    detokenizer = tokenizer.detokenizer(TextRules(kept_token_ids=(ids[0],)))
+    assert detokenizer.push(ids) == "<|im_start|>a"
 
 
 def test_spaces_inside_a_stream_belong_to_their_tokens():

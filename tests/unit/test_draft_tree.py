@@ -171,7 +171,7 @@ def test_rows_beyond_the_bounds_stay_out() -> None:
 
 def test_subtrees_carry_predictions_and_the_token_before() -> None:
     tree = planted([1, 2], [4])
-    for node, prediction in zip(tree, (8, 3, None), strict=True):
+    for node, prediction in zip(tree, (8, None, 3), strict=True):
         node.prediction = prediction
     assert tree.subtrees(anchor=0) == [
         (0, 1, {2: {3: {}}, 8: {}}),

@@ -6,6 +6,7 @@ import pytest
 
 from engine.text.stop import StopFilter, StopScanner
 from engine.text.tokenizer import Tokenizer
+from engine.types import TextRules
 from tests.unit.tokenizer_kinds import KINDS, tokenizer_of
 
 
@@ -91,4 +92,4 @@ def test_the_scanner_sees_control_tokens_only_if_they_are_shown():
     tokenizer = Tokenizer(tokenizer_of("byte_level"))
     (end,) = tokenizer.encode("</s>", False)
     assert StopScanner(tokenizer, ("</s>",)).push(end) is None
-    assert StopScanner(tokenizer, ("</s>",), skip_special_tokens=False).push(end) == "</s>"
+    assert StopScanner(tokenizer, ("</s>",), TextRules(skips_special=False)).push(end) == "</s>"

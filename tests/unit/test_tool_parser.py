@@ -12,6 +12,7 @@ from server.tool_parser import ToolParser
 HERMES, LLAMA, PLAIN = (FORMATS[name] for name in ("hermes", "llama3_json", "json"))
 ONE = '{"name": "f", "arguments": {"a": "}\\"{", "b": [1, {"c": null}]}}'
 ARGUMENTS = '{"a": "}\\"{", "b": [1, {"c": null}]}'
+TAG, CALL = "<|python_tag|>", '{"name": "f", "parameters": {}}'
 
 
 def read(form, text: str, size: int = 0) -> tuple[str, list[tuple[str, str]]]:
@@ -56,6 +57,11 @@ CASES = [
     (LLAMA, 'see {"name": "f", "parameters": {}}', 'see {"name": "f", "parameters": {}}', []),
     (LLAMA, '{"answer": 3}', '{"answer": 3}', []),
     (LLAMA, '[{"name": "f"}]', '[{"name": "f"}]', []),
+    (LLAMA, f"{TAG}{CALL}; {CALL}", "", [("f", "{}")] * 2),
+    (LLAMA, f"Wait.\n{TAG} {CALL}", "Wait.", [("f", "{}")]),
+    (LLAMA, f"{CALL}{TAG}{CALL}", "", [("f", "{}")] * 2),
+    (LLAMA, f"a\n{TAG}search()", "a\nsearch()", []),
+    (LLAMA, "1 <<|python_t", "1 <<|python_t", []),
     (PLAIN, f"[{ONE}, {ONE}]", "", [("f", ARGUMENTS)] * 2),
     (PLAIN, f" {ONE}", "", [("f", ARGUMENTS)]),
     (PLAIN, "[1, 2]", "[1, 2]", []),
@@ -74,7 +80,8 @@ def test_cases(form, text: str, content: str, calls: list, size: int) -> None:
 
 @given(st.sampled_from((HERMES, LLAMA, PLAIN)), st.data())
 def test_partitions_do_not_matter(form, data) -> None:
-    pieces = ["<tool_call>", "</tool_call>", ONE, '{"name":"g"', "}", "\n", ";", ",", "[", "x", "<"]
+    names = ["<tool_call>", "</tool_call>", TAG]
+    pieces = [*names, ONE, '{"name":"g"', "}", "\n", ";", ",", "[", "x", "<"]
     text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=12)))
     size = data.draw(st.integers(1, 9))
     assert read(form, text, size) == read(form, text)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kernels.c", "attention.inc.c", "rows.inc.c")
+_SOURCES = ("kernels.c", "attention.inc.c", "rows.inc.c", "linear.inc.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 
 
@@ -67,7 +67,17 @@ def load_kernels() -> ctypes.CDLL | None:
     kernels.treeline_norm.restype = None
     kernels.treeline_gate.argtypes = [address, address, number, number, number, number]
     kernels.treeline_gate.restype = None
+    if kernels.treeline_linear_panel():
+        kernels.treeline_pack_linear.argtypes = [address, address, number, number]
+        kernels.treeline_pack_linear.restype = None
+        kernels.treeline_linear.argtypes = [*([address] * 4), *([number] * 4)]
+        kernels.treeline_linear.restype = None
     return kernels
+
+
+def kernels_id() -> str | None:
+    """What names the kernels that run here, None where none do. Other kernels, other step costs."""
+    return None if load_kernels() is None else _library_path().stem
 
 
 def _library_path() -> Path:

@@ -1,4 +1,5 @@
-/* Tree attention for one element type. Included once per type with ELEM, LOAD, STORE and NAME set.
+/* Tree attention for one element type. Included once per type with ELEM, LOAD, STORE, NAME and
+ * TILE_DIMS (dimensions in 64 bytes) set.
  *
  * Every query row is computed over its own keys in logical order (committed prefix, then its path),
  * in blocks of 64 at fixed logical positions, with one fixed order of additions. Its bits therefore
@@ -8,9 +9,18 @@
 static inline void NAME(load_block)(const ELEM *keys, const ELEM *values, const int32_t *rows,
                                     int from, int to, int dim, int padded, float *kt, float *v) {
     /* Columns [from, to) of a block: keys transposed to [padded][BLOCK], values to [BLOCK][padded]. */
+    int tiled = from;
+    for (; dim % TILE_DIMS == 0 && tiled + LANES <= to; tiled += LANES)
+        for (int i = 0; i < dim; i += TILE_DIMS) {
+            vi tile[LANES];
+            for (int j = 0; j < LANES; j++)
+                memcpy(tile + j, keys + (size_t)rows[tiled + j] * dim + i, sizeof *tile);
+            transpose(tile);
+            NAME(tile)(tile, kt + i * BLOCK + tiled);
+        }
     for (int j = from; j < to; j++) {
         const ELEM *key = keys + (size_t)rows[j] * dim, *value = values + (size_t)rows[j] * dim;
-        for (int i = 0; i < dim; i++) kt[i * BLOCK + j] = LOAD(key[i]);
+        for (int i = 0; j >= tiled && i < dim; i++) kt[i * BLOCK + j] = LOAD(key[i]);
         for (int i = 0; i < dim; i++) v[j * padded + i] = LOAD(value[i]);
     }
 }
@@ -24,13 +34,12 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
     const size_t plane = (size_t)pass->capacity * dim;
     const ELEM *keys = (const ELEM *)layer->keys + (slot * (size_t)pass->kv_heads + head) * plane;
     const ELEM *values = (const ELEM *)layer->values + (slot * (size_t)pass->kv_heads + head) * plane;
-    float *kt = scratch, *v = kt + padded * BLOCK, *kt2 = v + padded * BLOCK,
-          *v2 = kt2 + padded * BLOCK, *q = v2 + padded * BLOCK, *o = q + queries * padded,
-          *l = o + queries * padded, *m = l + queries * LANES;
+    float *kt = scratch, *v = kt + padded * BLOCK, *q = v + padded * BLOCK,
+          *o = q + queries * padded, *l = o + queries * padded, *m = l + queries * LANES;
     int32_t rows[BLOCK];
     int base = 0, most = 0, least = INT32_MAX;
 
-    memset(kt, 0, sizeof(float) * 4 * padded * BLOCK);
+    memset(kt, 0, sizeof(float) * 2 * padded * BLOCK);
     memset(q, 0, sizeof(float) * queries * (2 * padded + LANES));
     for (int r = begin; r < end; r++) {
         const int low = layer->window > 0 ? pass->num_keys[r] - layer->window : 0;
@@ -47,29 +56,29 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
     }
     for (int start = least / BLOCK * BLOCK; start < most; start += BLOCK) {
         const int shared = base - start < BLOCK ? base - start : BLOCK;
-        for (int j = 0; j < shared; j++) rows[j] = start + j;
+        for (int j = 0; j < BLOCK; j++) rows[j] = j < shared ? start + j : -1;
         NAME(load_block)(keys, values, rows, 0, shared, dim, padded, kt, v);
+        /* While this block is attended to, the next comes from memory. */
+        for (int j = start + BLOCK; j < base && j < start + 2 * BLOCK; j++)
+            for (int i = 0; i < dim; i += TILE_DIMS) {
+                __builtin_prefetch(keys + (size_t)j * dim + i);
+                __builtin_prefetch(values + (size_t)j * dim + i);
+            }
         for (int r = begin; r < end; r++) {
-            const int left = pass->num_keys[r] - start;
+            const int left = pass->num_keys[r] - start, n = (r - begin) * group;
             const int last = left < BLOCK ? left : BLOCK;
             int first = layer->window > 0 ? left - layer->window : 0;
             if (first < 0) first = 0;
             if (first >= last) continue;
-            const float *use_kt = kt, *use_v = v;
-            const int own = pass->base[r] - start; /* columns from here on follow the row's path */
-            if (own < last) {
-                const int from = own > 0 ? own : 0;
-                const int32_t *path = pass->path + pass->path_start[r] + (start - pass->base[r]);
-                memcpy(kt2, kt, sizeof(float) * 2 * padded * BLOCK);
-                for (int j = from; j < last; j++) rows[j] = path[j];
-                NAME(load_block)(keys, values, rows, from, last, dim, padded, kt2, v2);
-                use_kt = kt2, use_v = v2;
+            /* Columns behind `shared` follow the row's path; those of the row before may fit. */
+            const int32_t *path = pass->path + pass->path_start[r] + (start - pass->base[r]);
+            for (int j = shared > 0 ? shared : 0; j < last; j++) {
+                if (rows[j] == path[j]) continue;
+                rows[j] = path[j];
+                NAME(load_block)(keys, values, rows, j, j + 1, dim, padded, kt, v);
             }
-            for (int g = 0; g < group; g++) {
-                const int n = (r - begin) * group + g;
-                attend_block(q + n * padded, use_kt, use_v, first, last, dim, nd, layer->softcap,
-                             m + n, l + n * LANES, o + n * padded);
-            }
+            attend_block(group, nd, q + n * padded, kt, v, first, last, dim, layer->softcap, m + n,
+                         l + n * LANES, o + n * padded);
         }
     }
     for (int r = begin; r < end; r++)

@@ -14,6 +14,7 @@
 
 #define BLOCK 64
 #define LANES 16
+#define MOST_QUERIES 4
 
 typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -64,51 +65,112 @@ static inline vf vexp(vf x) {
 
 static inline float exp1(float x) { return vexp(splat(x))[0]; }
 
-static inline __attribute__((always_inline)) void block_body(
-    const float *q, const float *kt, const float *v, int first, int last, int dim, const int nd,
-    float softcap, float *max, float *mass, float *out) {
-    vf s[BLOCK / LANES], p[BLOCK / LANES], lane, o[16];
-    for (int c = 0; c < BLOCK / LANES; c++) s[c] = splat(0);
-    for (int i = 0; i < dim; i++)
-        for (int c = 0; c < BLOCK / LANES; c++)
-            s[c] += q[i] * load(kt + i * BLOCK + c * LANES);
-    if (softcap > 0)
-        for (int c = 0; c < BLOCK / LANES; c++) {
-            vf x = s[c] / softcap, size = choose(x < 0, -x, x), e = vexp(size * -2.0f);
-            vf t = (1.0f - e) / (1.0f + e);
-            s[c] = choose(x < 0, -t, t) * softcap;
-        }
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    float top = *max;
-    for (int c = 0; c < BLOCK / LANES; c++) {
-        vi seen = (lane >= (float)(first - c * LANES)) & (lane < (float)(last - c * LANES));
-        s[c] = choose(seen, s[c], splat(-INFINITY));
-        for (int i = 0; i < LANES; i++) top = s[c][i] > top ? s[c][i] : top;
-    }
-    const float fade = *max == -INFINITY ? 0.0f : exp1(*max - top);
-    vf sum = load(mass) * fade;
-    float weights[BLOCK];
-    for (int c = 0; c < BLOCK / LANES; c++) {
-        p[c] = choose(s[c] > -INFINITY, vexp(s[c] - top), splat(0));
-        sum += p[c];
-        store(weights + c * LANES, p[c]);
-    }
-    store(mass, sum);
-    *max = top;
-    for (int i = 0; i < nd; i++) o[i] = load(out + i * LANES) * fade;
-    for (int j = first; j < last; j++)
-        for (int i = 0; i < nd; i++)
-            o[i] += weights[j] * load(v + j * nd * LANES + i * LANES);
-    for (int i = 0; i < nd; i++) store(out + i * LANES, o[i]);
+static inline float largest(vf x) {
+    /* Of numbers without order, so in any order. */
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+    return x[0];
 }
 
-static void attend_block(const float *q, const float *kt, const float *v, int first, int last,
-                         int dim, int nd, float softcap, float *max, float *mass, float *out) {
-    /* One query against one block. The head size decides which copy of the code runs, no row does. */
-    switch (nd) {
-    case 4: block_body(q, kt, v, first, last, dim, 4, softcap, max, mass, out); break;
-    case 8: block_body(q, kt, v, first, last, dim, 8, softcap, max, mass, out); break;
-    default: block_body(q, kt, v, first, last, dim, nd, softcap, max, mass, out);
+static inline __attribute__((always_inline)) void block_body(
+    const int n, const int nd, const float *q, const float *kt, const float *v, int first, int last,
+    int dim, float softcap, float *max, float *mass, float *out) {
+    /* `n` queries of one row, which see the same keys, so that a key is loaded once for all. */
+    vf s[MOST_QUERIES][BLOCK / LANES], lane, o[MOST_QUERIES][16];
+    float weights[MOST_QUERIES][BLOCK], fade[MOST_QUERIES];
+    for (int g = 0; g < n; g++)
+        for (int c = 0; c < BLOCK / LANES; c++) s[g][c] = splat(0);
+    for (int i = 0; i < dim; i++)
+        for (int c = 0; c < BLOCK / LANES; c++) {
+            const vf key = load(kt + i * BLOCK + c * LANES);
+            for (int g = 0; g < n; g++) s[g][c] += q[g * nd * LANES + i] * key;
+        }
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int g = 0; g < n; g++) {
+        vf top = splat(max[g]);
+        for (int c = 0; c < BLOCK / LANES; c++) {
+            if (softcap > 0) {
+                vf x = s[g][c] / softcap, size = choose(x < 0, -x, x), e = vexp(size * -2.0f);
+                vf t = (1.0f - e) / (1.0f + e);
+                s[g][c] = choose(x < 0, -t, t) * softcap;
+            }
+            vi seen = (lane >= (float)(first - c * LANES)) & (lane < (float)(last - c * LANES));
+            s[g][c] = choose(seen, s[g][c], splat(-INFINITY));
+            top = choose(s[g][c] > top, s[g][c], top);
+        }
+        const float peak = largest(top);
+        fade[g] = max[g] == -INFINITY ? 0.0f : exp1(max[g] - peak);
+        vf sum = load(mass + g * LANES) * fade[g];
+        for (int c = 0; c < BLOCK / LANES; c++) {
+            vf p = choose(s[g][c] > -INFINITY, vexp(s[g][c] - peak), splat(0));
+            sum += p;
+            store(weights[g] + c * LANES, p);
+        }
+        store(mass + g * LANES, sum);
+        max[g] = peak;
+        for (int i = 0; i < nd; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
+    }
+    for (int j = first; j < last; j++)
+        for (int i = 0; i < nd; i++) {
+            const vf value = load(v + (j * nd + i) * LANES);
+            for (int g = 0; g < n; g++) o[g][i] += weights[g][j] * value;
+        }
+    for (int g = 0; g < n; g++)
+        for (int i = 0; i < nd; i++) store(out + (g * nd + i) * LANES, o[g][i]);
+}
+
+static void attend_block(int n, int nd, const float *q, const float *kt, const float *v, int first,
+                         int last, int dim, float softcap, float *max, float *mass, float *out) {
+    /* The queries of one row against one block. Only the model's shape chooses the code: all copies
+     * add in one order, but a compiler may fuse a multiplication and an addition in one of them. */
+    for (int g = 0, count; g < n; g += count) {
+#define BODY(count, nd) \
+    block_body(count, nd, q + g * nd * LANES, kt, v, first, last, dim, softcap, max + g, \
+               mass + g * LANES, out + g * nd * LANES)
+        count = nd == 4 ? (n - g < 4 ? n - g : 4) : nd == 8 ? (n - g < 2 ? 1 : 2) : 1;
+        switch (nd << 4 | count) {
+        case 0x41: BODY(1, 4); break;
+        case 0x42: BODY(2, 4); break;
+        case 0x43: BODY(3, 4); break;
+        case 0x44: BODY(4, 4); break;
+        case 0x81: BODY(1, 8); break;
+        case 0x82: BODY(2, 8); break;
+        default: BODY(1, nd);
+        }
+#undef BODY
+    }
+}
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#endif
+
+static inline void transpose(vi x[LANES]) {
+    /* 16 by 16 numbers: shuffling the halves of a pack together four times over. */
+    for (int round = 0; round < 4; round++) {
+        vi y[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            const vi a = x[i], b = x[i + LANES / 2];
+            y[2 * i] = SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            y[2 * i + 1] =
+                SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
+    }
+}
+
+static inline void f32_tile(const vi *x, float *kt) {
+    /* 16 dimensions of 16 keys, transposed, to `kt`. */
+    for (int i = 0; i < LANES; i++) store(kt + i * BLOCK, (vf)x[i]);
+}
+
+static inline void bf16_tile(const vi *x, float *kt) {
+    /* The same of 32 dimensions: a number here holds two of them. */
+    for (int i = 0; i < LANES; i++) {
+        store(kt + 2 * i * BLOCK, (vf)(x[i] << 16));
+        store(kt + (2 * i + 1) * BLOCK, (vf)(x[i] & (int32_t)0xffff0000));
     }
 }
 
@@ -126,18 +188,22 @@ static inline uint16_t to_bf16(float x) {
 #define LOAD(x) (x)
 #define STORE(x) (x)
 #define NAME(x) f32_##x
+#define TILE_DIMS 16
 #include "attention.inc.c"
 #include "rows.inc.c"
 #undef ELEM
 #undef LOAD
 #undef STORE
 #undef NAME
+#undef TILE_DIMS
 #define ELEM uint16_t
 #define LOAD(x) from_bf16(x)
 #define STORE(x) to_bf16(x)
 #define NAME(x) bf16_##x
+#define TILE_DIMS 32
 #include "attention.inc.c"
 #include "rows.inc.c"
+#include "linear.inc.c"
 
 int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threads) {
     /* Attention of one layer over all units; 0, or 1 if memory ran out. */
@@ -149,7 +215,7 @@ int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threa
         const int rows = pass->units[2 * u + 1] - pass->units[2 * u];
         if (rows > most) most = rows;
     }
-    const size_t size = (size_t)4 * padded * BLOCK +
+    const size_t size = (size_t)2 * padded * BLOCK +
                         (size_t)most * pass->group * (2 * padded + LANES + 1);
     const int tasks = pass->num_units * pass->kv_heads;
 #pragma omp parallel num_threads(threads)
