@@ -91,7 +91,7 @@ def _deploy(settings: Settings, options: ReplicaOptions) -> None:
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
         )
         serve.run(deployment.bind(settings), name=NAME, route_prefix="/")
-    except (RuntimeError, ray.exceptions.RayError) as error:
+    except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
         reason = _reason(str(error))
         serve.shutdown()
         raise ReplicaError(f"the replicas did not start: {reason}") from error

@@ -171,6 +171,8 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
         )
     try:
         wait_for("ready", lambda: b"Treeline serves" in log.read_bytes() or bool(process.poll()))
+        if process.poll() is not None:
+            raise ChildProcessError(f"the server did not start: exit code {process.returncode}")
         yield process, Client(port)
     except BaseException:
         print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
