@@ -8,6 +8,7 @@ from engine.client import (
     load_engine,
     write_datastore,
 )
+from engine.collector import spare_the_collector
 from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError, EngineDeadError, ModelError, RequestError, TreelineError
 from engine.types import (
@@ -53,5 +54,6 @@ __all__ = [
     "TokenLogprob",
     "TreelineError",
     "load_engine",
+    "spare_the_collector",
     "write_datastore",
 ]

@@ -5,7 +5,6 @@ signal drains: new requests are refused with 503, running ones finish within `se
 what then remains ends with an error. A second signal ends the process at once.
 """
 
-import gc
 import json
 import shlex
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from engine.api import spare_the_collector
 from engine.errors import ConfigError, TreelineError
 from server.api_keys import ApiKeys
 from server.log_format import configure_logging
@@ -28,9 +28,6 @@ from server.spans import make_exporter
 if TYPE_CHECKING:  # it brings torch, and what is wrong before the model is said at once
     from server.dispatcher import Dispatcher
 
-# Net new objects until a collection of the young; of these until the middle-aged; of those until
-# all. A step makes thousands of objects that are mostly freed by counting.
-GC_THRESHOLDS = (10_000, 20, 50)
 FLUSH_SECONDS = 3.0  # for clients to take their last bytes, once all requests have ended
 
 
@@ -130,14 +127,6 @@ class _Server(uvicorn.Server):
             if time.monotonic() > self._drain_deadline:
                 self._dispatcher.give_up()
         return await super().on_tick(counter)
-
-
-def spare_the_collector() -> None:
-    """Set what is loaded aside: it lives as long as the process. Else each full collection walks
-    through it, with every thread stopped, in the middle of some step; and these come often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _leave_signals_to(server: _Server, listener: socket.socket) -> None:

@@ -12,6 +12,7 @@ from engine.bench.bench import Bench
 from engine.bench.row import Row, summarise
 from engine.bench.trial import Trial
 from engine.build import build_core, load_tokenizer
+from engine.collector import spare_the_collector
 from engine.config import EngineConfig
 from engine.types import EngineInfo, SamplingParams
 
@@ -26,6 +27,7 @@ def open_bench(options: argparse.Namespace) -> tuple[Bench, EngineConfig, Engine
     config = replace(options.config, model=model, max_batch=options.batch, prefix_reuse=False)
     tokenizer = load_tokenizer(config)
     core, info = build_core(config, tokenizer)
+    spare_the_collector()  # as the server does
     temperature, seed = options.sampled or (0.0, 0)
     sampling = SamplingParams(
         options.max_tokens or DEFAULT_MAX_TOKENS, seed=seed, temperature=temperature

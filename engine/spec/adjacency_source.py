@@ -15,6 +15,7 @@ from engine.spec.token_source import NUM_SILENT, Proposal
 
 Tail = tuple[int, int, int]  # the last three tokens, -1 where there is none
 
+_LOG2_E = 1.4426950408889634
 _BUCKETS = 16  # half bits of -log2 of the score
 _LAST = NUM_SILENT + _BUCKETS - 1  # all scores from here down: not worth naming
 # Acceptance over score: by number of known tokens, then of what such a row adds to a longer one's.
@@ -61,9 +62,9 @@ class AdjacencySource:
         if not tails:
             return
         ids, logits = rows.token_ids[:, : self._width], rows.logits[:, : self._width]
-        scores = np.exp(logits - logits[:, :1])
-        scores /= scores.sum(axis=1, keepdims=True)
-        codes = np.minimum(-2.0 * np.log2(np.maximum(scores, 1e-9)), _BUCKETS - 1)
+        below = logits[:, :1] - logits
+        shares = np.log2(np.exp(-below).sum(axis=1, keepdims=True)) + below * _LOG2_E
+        codes = np.minimum(2.0 * shares, _BUCKETS - 1)  # a share is -log2 of the score
         packed = np.concatenate(
             (
                 ids.astype("<i4").view(np.int8).reshape(len(ids), -1),

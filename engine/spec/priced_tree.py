@@ -2,7 +2,8 @@
 
 A tree gains 1 + sum of P(v) tokens, P(v) being the probability that the target's own continuation
 starts with v's path. A parent's P is never below its child's, so taking nodes by falling P always
-gives a tree, and no tree of that size gains more.
+gives a tree, and no tree of that size gains more. The order is exact but for children that are
+surer than `_HOPE`: they wait until their parent is opened.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,9 @@ from engine.spec.token_source import State, TokenSource
 from engine.spec.tree import TokenTree
 
 _LEAST = 1e-4  # path probability below which nothing is worth a row at any price
-# Most nodes of a large tree are unlikely, and asking the sources is what a tree costs: below such a
-# path probability a node is opened only when a child with this probability would be next in line.
-_LIKELY = 0.1
-_HOPE = 0.5
+# Asking the sources is what a tree costs, and most nodes are leaves: a node is opened only when a
+# child that follows it this surely would be next in line.
+_HOPE = 0.6
 _SHUT = -1
 Scored = tuple[int, int]  # token, key
 
@@ -95,10 +95,7 @@ class PricedTree:
         self._states.append(())
         if self._depths[node] >= self._limits.depth:
             return
-        if -negative >= _LIKELY:
-            self._open(node)
-        else:
-            heappush(self._heap, (negative * _HOPE, node, _SHUT))
+        heappush(self._heap, (negative * _HOPE, node, _SHUT))
 
     def build(self, size: int) -> tuple[TokenTree, int, float]:
         """The tree of the first `size` taken nodes without the explored ones, their number, and

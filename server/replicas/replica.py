@@ -9,7 +9,7 @@ from ray import serve
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api import RequestError, load_engine
+from engine.api import RequestError, load_engine, spare_the_collector
 from server.app import create_app
 from server.context import Context
 from server.errors import ApiError, unavailable
@@ -18,7 +18,6 @@ from server.log_format import configure_logging
 from server.replicas.exposition import merge_expositions
 from server.replicas.front import REPLICA_HEADER
 from server.routes.health import check_ready
-from server.serving import spare_the_collector
 from server.settings import Settings
 
 logger = logging.getLogger("treeline.http")

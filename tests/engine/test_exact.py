@@ -4,6 +4,7 @@ The primitives are tested one by one as well: a library upgrade that breaks one 
 """
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,10 +31,19 @@ def _needs_the_kernels() -> None:
     assert load_kernels() is not None, "the test machine has a C compiler"
 
 
+@pytest.fixture(params=[1, 2], ids="threads={}".format)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
 def bits(runner: ModelRunner, parts: list[RunRequest]) -> list[torch.Tensor]:
     return [result.logits.clone() for result in runner.run(parts) if result]
 
 
+@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_have_the_same_bits_in_any_company(family: str) -> None:
     """One text, computed in one chunk, token by token, in odd chunks, and as tree nodes."""

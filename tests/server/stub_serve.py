@@ -29,7 +29,6 @@ from engine.types import (
     TextRules,
 )
 from server.cli import main
-from server.serving import GC_THRESHOLDS
 
 STEP_SECONDS = 0.05
 dies = threading.Event()
@@ -123,7 +122,7 @@ class SlowEngine:
 def _token(request: EngineRequest) -> int:
     if request.prompt_token_ids != tuple(b"gc"):
         return ord("a")
-    is_spared = gc.get_freeze_count() > 10_000 and gc.get_threshold() == GC_THRESHOLDS
+    is_spared = gc.get_freeze_count() > 10_000 and gc.get_threshold()[0] > 5_000
     return ord("y" if is_spared else "n")
 
 
