@@ -211,7 +211,7 @@ class EngineCore:
             num_rows=sum(w.end - w.start + (len(t) - 1 if t else 0) for w, t in drafted),
             price=self.planner.price,
             num_memory_faults=done.num_memory_faults,
-            predicted_tokens=drafts.learn(drafted, step.num_tokens, forward, drafting),
+            predicted_tokens=drafts.learn(drafted, step.num_tokens, forward, drafting, walking),
         )
 
     def check_invariants(self) -> None:

@@ -43,7 +43,12 @@ class StepDrafts:
         ]
 
     def learn(
-        self, drafted: Sequence[Drafted], tokens: int, forward: float, drafting: float
+        self,
+        drafted: Sequence[Drafted],
+        tokens: int,
+        forward: float,
+        drafting: float,
+        walking: float,
     ) -> float:
         """Tell the planner what a step of its own took; returns what it had expected of it.
 
@@ -54,7 +59,7 @@ class StepDrafts:
             return 0.0
         if priced == len(drafted) and all(work.end - work.start == 1 for work, _ in drafted):
             rows = sum(len(tree) for _, tree in drafted if tree)
-            self._planner.observe(tokens, rows, forward, drafting)
+            self._planner.observe(tokens, rows, forward, drafting, walking)
         return self._planner.predicted_tokens
 
     def _share(self, works: Sequence[Work], rows: int) -> None:

@@ -21,6 +21,8 @@ from engine.spec.drafter import Needs
 from engine.spec.step_cost import SIZES, StepCost
 from engine.spec.tree import TokenTree
 
+_CONTEXT = 256  # tokens before the probed rows: attention to them is part of what a row costs
+
 log = logging.getLogger("treeline.engine")
 
 
@@ -34,13 +36,18 @@ def probe_step_cost(runner: ModelRunner, model_name: str, top_k: int) -> StepCos
     if known is not None:
         return known
     needs = Needs(top_k=top_k)
-    sizes = [size for size in SIZES if size <= runner.kv.shape.capacity]
+    capacity = runner.kv.shape.capacity
+    sizes = [size for size in SIZES if size <= capacity]
+    context = min(_CONTEXT, capacity - sizes[-1])
+
+    if context:
+        runner.run([RunRequest(0, 0, [0] * context, TokenTree.anchored(0), needs)])
 
     def run(rows: int) -> float:
         tree = TokenTree.anchored(0)
         for node in range(rows - 1):
             tree.add(node // 2, node % 2)
-        runner.run([RunRequest(0, 0, (), tree, needs)])
+        runner.run([RunRequest(0, context, (), tree, needs)])
         return runner.forward_seconds
 
     cost = StepCost.measured(run, time.perf_counter, sizes)
@@ -61,6 +68,7 @@ def _cache_path(runner: ModelRunner, model_name: str, top_k: int) -> Path:
         "kv": repr(runner.kv.shape),
         "dtype": str(runner.kv.data.dtype),
         "top_k": top_k,
+        "context": _CONTEXT,
         "passes": runner.passes,
     }
     if not is_cuda:

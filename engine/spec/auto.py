@@ -71,8 +71,11 @@ class Auto:
 
     @property
     def needs(self) -> Needs:
-        """The best tokens of every row, the prompt's included."""
-        return Needs(top_k=self._config.width, prompt_rows=True)
+        """The best tokens of every row; of the prompt's rows too while no other request waits for
+        them; of none at rest."""
+        if self.planner.is_resting:
+            return Needs()
+        return Needs(top_k=self._config.width, prompt_rows=self.planner.is_quiet)
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a request with what its planner's cache holds and nothing else."""
@@ -149,6 +152,12 @@ class Auto:
         self._grown = PricedTree(self._sources, self.planner.calibrator, limits, exploration)
         return self._grown
 
+    def rest(self) -> None:
+        """Make the next tree the anchor alone, and learn no more of it than its text."""
+        self._grown = None
+        self._explored, self._num_offered = [], 0
+        self._next = TokenTree.anchored(self._tokens[-1])
+
     def keep(self, size: int) -> float:
         """Make the next tree of the first `size` nodes; the tokens it is expected to give."""
         assert self._grown is not None
@@ -163,11 +172,14 @@ class Auto:
 
     def observe(self, result: StepResult) -> None:
         """Score every candidate of every committed position, then take in what is new."""
-        if self._grown is not None:
-            self._score(self._grown, result)
-        self._learn_rows(result)
+        grown = self._grown
+        if grown is not None:
+            self._score(grown, result)
+            self._learn_rows(result)
         self._adjacency.count(result.new_token_ids)
         self._trie.update()
+        if grown is None:
+            return
         answers: list[int] = result.rows.token_ids[:, 0].tolist()
         self._learn_verified(result.tree, answers)
         if self._num_offered:

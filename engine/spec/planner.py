@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
 _DOUBT = 0.01  # plain steps that a node costs more, per unit of the watchdog's factor above 1
+_PLAIN_HOST = 1e-4  # seconds of bookkeeping per request of a plain step, before any was seen
+_HOST_RATE = 0.05  # of the newest plain step in that
 _FAR = 64  # nodes between the sizes looked at beyond the cost table
 
 
@@ -57,8 +59,26 @@ class Planner:
         self.predicted_tokens = 0.0
         self._watchdog = Watchdog()
         self._node_seconds = 0.0  # drafting, per node
+        self._plain_host = _PLAIN_HOST
         self._num_trees = self._num_nodes = 0  # of the last plan
         self._promised = 0.0  # by its nodes
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether steps are plain for now, since drafting has lost."""
+        return self.config.watchdog and self._watchdog.is_resting
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the last plan was for one request at most."""
+        return self._num_trees <= 1
+
+    def _rest(self, drafters: Sequence[tuple["Auto", DraftLimits]]) -> None:
+        for drafter, _ in drafters:
+            drafter.rest()
+        self._num_trees, self._num_nodes = len(drafters), 0
+        self._promised, self.predicted_tokens = 0.0, float(len(drafters))
+        self.price = len(drafters) / self.cost(len(drafters))
 
     def plan(self, drafters: Sequence[tuple["Auto", DraftLimits]], other_rows: int = 0) -> None:
         """Give each drafter its next tree.
@@ -66,6 +86,9 @@ class Planner:
         `other_rows`: rows of the same step that are computed anyway. They move the place on the
         cost curve at which nodes are bought, not what the requests are compared with.
         """
+        if self.is_resting:
+            self._rest(drafters)
+            return
         trees = [drafter.grow(limits) for drafter, limits in drafters]
         base = len(trees) + other_rows
         plain = self.cost(len(trees))
@@ -88,7 +111,14 @@ class Planner:
         self._promised = sum(kept) - len(trees)
         self.predicted_tokens = len(trees) + trust * self._promised
 
-    def observe(self, tokens: int, rows: int, forward_seconds: float, draft_seconds: float) -> None:
+    def observe(
+        self,
+        tokens: int,
+        rows: int,
+        forward_seconds: float,
+        draft_seconds: float,
+        walk_seconds: float = 0.0,
+    ) -> None:
         """Learn from a step that held the last plan's trees and nothing else.
 
         `tokens`: what its requests were given together.
@@ -99,12 +129,15 @@ class Planner:
         self.cost.observe(rows, forward_seconds)
         if self.cost.is_fixed:
             return
+        host = draft_seconds + walk_seconds
+        if self.is_resting:
+            self._plain_host += _HOST_RATE * (host / self._num_trees - self._plain_host)
         if self._num_nodes:
             per_node = draft_seconds / self._num_nodes
             self._node_seconds += _DRAFT_RATE * (per_node - self._node_seconds)
         if self.config.watchdog:
-            seconds = forward_seconds + draft_seconds
-            plain = self.cost(self._num_trees)
+            seconds = forward_seconds + host
+            plain = self.cost(self._num_trees) + self._plain_host * self._num_trees
             self._watchdog.observe(tokens, seconds, self._num_trees, plain, self._num_nodes)
 
     def _edges(self, base: int, most: int) -> list[int]:

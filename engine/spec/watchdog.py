@@ -1,13 +1,16 @@
-"""The last guard: speculation that loses against plain decoding pays a higher price for a while.
+"""The last guard: speculation that loses against plain decoding rests for a while, and costs more.
 
-The budget cannot lose by its own reckoning. This compares what it reckoned with what came out.
+The budget cannot lose by its own reckoning. This compares what it reckoned with what came out,
+drafting and learning included, which take their time even where no node is worth its row.
 """
 
-_WINDOW = 64  # steps
+_WINDOW = 64  # plain tokens: steps of one request
+_LEAST_STEPS = 8  # of any number of requests
 _LEAST = 0.98  # of plain decoding
 _RAISE = 1.5
 _HIGHEST = 100.0
 _EASE = 0.7  # of what the factor is above 1, after a window without loss
+_REST, _LONGEST_REST = 64, 1024  # steps; each rest that was not enough doubles the next
 
 
 class Watchdog:
@@ -19,7 +22,14 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self._rest = _REST
+        self._rest_left = 0
         self._begin()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the next step should draft and learn nothing."""
+        return self._rest_left > 0
 
     def _begin(self) -> None:
         self._steps = self._nodes = 0
@@ -30,18 +40,23 @@ class Watchdog:
         self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float, nodes: int
     ) -> None:
         """One step: what it gave and took, what a plain one would have, and its drafted nodes."""
+        if self._rest_left:
+            self._rest_left -= 1
+            return
         self._steps += 1
         self._nodes += nodes
         self._tokens += tokens
         self._seconds += seconds
         self._plain_tokens += plain_tokens
         self._plain_seconds += plain_seconds
-        if self._steps < _WINDOW:
+        if self._steps < _LEAST_STEPS or self._plain_tokens < _WINDOW:
             return
-        realised = self._tokens * self._plain_seconds
-        plain = self._plain_tokens * self._seconds
-        if self._nodes and realised < _LEAST * plain:
-            self.factor = min(_HIGHEST, self.factor * _RAISE)
+        if self._tokens * self._plain_seconds < _LEAST * self._plain_tokens * self._seconds:
+            if self._nodes:
+                self.factor = min(_HIGHEST, self.factor * _RAISE)
+            self._rest_left = self._rest
+            self._rest = min(2 * self._rest, _LONGEST_REST)
         else:
             self.factor = 1.0 + (self.factor - 1.0) * _EASE
+            self._rest = _REST
         self._begin()

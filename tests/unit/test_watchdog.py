@@ -4,8 +4,10 @@ from engine.spec.watchdog import Watchdog
 
 
 def feed(watchdog: Watchdog, steps: int, tokens: int, seconds: float, nodes: int = 5) -> None:
-    """Steps that would give one token in one second without drafts."""
+    """Steps that would give one token in one second without drafts, rests between them."""
     for _ in range(steps):
+        while watchdog.is_resting:
+            watchdog.observe(1, 1.0, 1, 1.0, 0)
         watchdog.observe(tokens, seconds, 1, 1.0, nodes)
 
 
@@ -35,3 +37,33 @@ def test_without_drafts_there_is_nothing_to_blame() -> None:
     watchdog = Watchdog()
     feed(watchdog, 640, 1, 2.0, nodes=0)
     assert watchdog.factor == 1.0
+
+
+def rest_of(watchdog: Watchdog) -> int:
+    steps = 0
+    while watchdog.is_resting:
+        watchdog.observe(1, 1.0, 1, 1.0, 0)
+        steps += 1
+    return steps
+
+
+def test_a_loss_is_followed_by_a_rest_and_repeated_losses_by_longer_ones() -> None:
+    watchdog = Watchdog()
+    rests = []
+    for _ in range(6):
+        feed(watchdog, 64, 1, 1.5)
+        rests.append(rest_of(watchdog))
+    assert rests == [64, 128, 256, 512, 1024, 1024]
+    feed(watchdog, 64, 2, 1.5)
+    assert rest_of(watchdog) == 0
+    feed(watchdog, 64, 1, 1.5, nodes=0)
+    assert rest_of(watchdog) == 64, "drafting takes its time even where it buys nothing"
+
+
+def test_many_requests_at_once_are_judged_by_fewer_steps() -> None:
+    watchdog = Watchdog()
+    for _ in range(7):
+        watchdog.observe(32, 1.5, 32, 1.0, 5)
+    assert not watchdog.is_resting
+    watchdog.observe(32, 1.5, 32, 1.0, 5)
+    assert watchdog.is_resting
