@@ -223,7 +223,7 @@ class AutoConfig:
     explore_width: Count = 3
     explore_depth: Count = 5
     max_explored: Count = 60  # exploration nodes per step
-    watchdog: bool = True  # raise the price while drafting loses to plain decoding
+    watchdog: bool = True  # rest while drafting loses to plain decoding
     cost_slope: Annotated[float, Range(0.0)] | None = None  # plain steps per row; None: measured
     cache_scope: str | None = None  # draft from other requests' answers under this name; None: off
     cache_tokens: Count = 1_000_000  # of such answers; the oldest leave first

@@ -8,7 +8,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,10 +42,19 @@ EPILOG = """Every key of the configuration can be set four ways; the first of th
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
-    try:
+
+    def run() -> int:
         options = _parser().parse_args(arguments)
-        command: int = options.run(options)
-        return command
+        code: int = options.run(options)
+        return code
+
+    return exit_code(run)
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run `command`; what a user can mend becomes one line on stderr and an exit code."""
+    try:
+        return command()
     except TreelineError as error:
         print(f"treeline: {error}", file=sys.stderr)
         is_mistake = isinstance(error, ConfigError) and not isinstance(error, ModelError)
@@ -57,16 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from server.serving import serve
 
-    return serve(_settings(options))
+    return serve(settings_of(options))
 
 
 def _show(options: argparse.Namespace) -> int:
-    sys.stdout.write(_settings(options).render())
+    sys.stdout.write(settings_of(options).render())
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
-    options.config = _settings(options).engine
+    options.config = settings_of(options).engine
     from engine.bench import run
 
     code: int = run(options)
@@ -74,7 +83,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _build_datastore(options: argparse.Namespace) -> int:
-    config = _settings(options).engine
+    config = settings_of(options).engine
     from engine.api import write_datastore
 
     count = write_datastore(config, options.files, options.out)
@@ -84,7 +93,8 @@ def _build_datastore(options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The resolved configuration: flags, environment, file, defaults. Raises ConfigError."""
     given = vars(options)
     flags = [
         Override(flag, path, given[_name(flag)])

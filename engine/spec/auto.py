@@ -186,9 +186,10 @@ class Auto:
             self._explore(result.tree, answers)
 
     def state_size(self) -> int:
-        """Nodes of the text's trie and of the pool, rows of successors, tokens of a prediction."""
+        """Nodes of the text's trie and of the pool, rows of successors, pairs of verified tokens,
+        tokens of a prediction."""
         size = len(self._trie) + self._pool.num_nodes + len(self._adjacency)
-        return size + len(self._prediction)
+        return size + len(self._verified) + len(self._prediction)
 
     def _score(self, grown: PricedTree, result: StepResult) -> None:
         calibrator = self.planner.calibrator
@@ -233,7 +234,8 @@ class Auto:
             self._verified.clear()
         for token, trie in zip(tree.token_ids, tries, strict=False):
             self._pool.merge(token, trie)
-            self._verified.update([(token, following) for following in trie])
+            if self._config.explore:
+                self._verified.update([(token, following) for following in trie])
 
     def _explore(self, tree: TokenTree, answers: Sequence[int]) -> None:
         """One step of the draft tree: feed the pool, grow and prune."""

@@ -1,21 +1,18 @@
 """The command line of scripts/serve_ray.py. What a user can mend is one line, never a traceback."""
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
-from engine.errors import ConfigError, ModelError, TreelineError
-from server.config_loader import DEFAULT_CONFIG, ENV_CONFIG, Override, load_settings
+from engine.errors import TreelineError
+from server.cli import exit_code, settings_of
+from server.config_loader import DEFAULT_CONFIG
 from server.replicas.options import ReplicaOptions
-from server.settings import Settings
-
-FLAGS = {"--host": "server.host", "--port": "server.port"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve with replicas. Exit codes as those of `treeline serve`."""
-    try:
+
+    def run() -> int:
         given = parser().parse_args(arguments)
         options = ReplicaOptions.parse(given.replicas, given.cpus, given.gpus)
         settings = settings_of(given)
@@ -26,29 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             raise TreelineError("replicas need Ray: pip install 'treeline[ray]'") from error
         return serve_replicas(settings, options, given.address)
-    except TreelineError as error:
-        print(f"treeline: {error}", file=sys.stderr)
-        is_mistake = isinstance(error, ConfigError) and not isinstance(error, ModelError)
-        return 2 if is_mistake else 1
-    except KeyboardInterrupt:
-        return 130
 
-
-def settings_of(given: argparse.Namespace) -> Settings:
-    """The resolved configuration: flags, environment, file, defaults. Raises ConfigError."""
-    flags = [
-        Override(flag, path, getattr(given, flag.removeprefix("--")))
-        for flag, path in FLAGS.items()
-        if getattr(given, flag.removeprefix("--")) is not None
-    ]
-    for assignment in given.set:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"--set: expected KEY=VALUE, got {assignment}")
-        flags.append(Override("--set", path, text))
-    return load_settings(
-        given.config or os.environ.get(ENV_CONFIG) or DEFAULT_CONFIG, flags, os.environ
-    )
+    return exit_code(run)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse
 
 from engine.config import EngineConfig, ModelConfig, ModelSource
 from engine.errors import ConfigError
-from server.replicas.command import main, parser, settings_of
+from server.cli import settings_of
+from server.replicas.command import main, parser
 from server.replicas.exposition import merge_expositions
 from server.replicas.front import REPLICA_HEADER, ReplicaFront, environment, middlewares
 from server.replicas.options import ReplicaOptions
