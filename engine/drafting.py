@@ -60,6 +60,8 @@ class StepDrafts:
         if priced == len(drafted) and all(work.end - work.start == 1 for work, _ in drafted):
             rows = sum(len(tree) for _, tree in drafted if tree)
             self._planner.observe(tokens, rows, forward, drafting, walking)
+        else:
+            self._planner.pass_by()
         return self._planner.predicted_tokens
 
     def _share(self, works: Sequence[Work], rows: int) -> None:

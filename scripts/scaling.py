@@ -3,8 +3,10 @@
 
     python scripts/scaling.py --data DIR --json scaling.json --plot scaling.png
 
-DIR holds .jsonl files of prompts (default: the bench's own), taken from all files in turn. `off`
-and `auto` run one after the other for each number of streams, several times over; rows are medians.
+DIR holds .jsonl files of prompts (default: the bench's own), taken from all files in turn. Each
+stream decodes several of them, one after the other, so that most of the time all streams are there
+and a fast one need not wait for the slowest. `off` and `auto` run in turn for each number of
+streams, several times over; rows are medians.
 Before anything is timed, `auto` must have given `off`'s tokens. `host ms` is what a step takes
 outside its forward pass. The last line compares a lone request's time to its first token with the
 forward pass over its prompt.
@@ -115,7 +117,9 @@ def measure(bench: Bench, arms: Sequence[Arm], options: argparse.Namespace) -> l
             for _ in range(options.runs):
                 for arm in arms:
                     progress.set_description(f"{streams} streams, {arm.label}")
-                    trials[arm].append(bench.run(arm, prompts[:streams], bench.fresh(arm)))
+                    mine = prompts[: streams * options.rounds]
+                    fresh = bench.fresh(arm)
+                    trials[arm].append(bench.run(arm, mine, fresh, streams=streams))
                     progress.update()
             rows += [summarise(streams, arm.label, trials[arm]) for arm in arms]
     return rows
@@ -155,14 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if speculation changed any token, and then nothing is timed."""
     options = _parser().parse_args(arguments)
     try:
-        options.prompts = pick_prompts(options.data, max(options.streams))
+        options.prompts = pick_prompts(options.data, max(options.streams) * options.rounds)
         if not options.prompts:
             print(f"scaling: {options.data}: no .jsonl files here", file=sys.stderr)
             return 2
         bench, info, conditions = open_bench(options)
         speculation = load_settings(options.config, [], os.environ).engine.speculation
         arms = [Arm(method, speculation.resolve(method)) for method in METHODS]
-        wrong = differing(bench, arms, options.prompts)
+        wrong = differing(bench, arms, options.prompts[: max(options.streams)])
         if wrong and info.is_exact:
             print(f"scaling: {wrong} prompts differ with speculation", file=sys.stderr)
             return 1
@@ -172,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"scaling: {error}", file=sys.stderr)
         return 2
     print(table(rows))
-    print(f"{len(options.prompts) - wrong} of {len(options.prompts)} prompts identical")
+    checked = max(options.streams)
+    print(f"{checked - wrong} of {checked} prompts identical")
     print(f"first token {wait:.1f} ms, its forward pass {forward:.1f} ms: x {wait / forward:.3f}")
     if options.json:
         document = {
@@ -195,7 +200,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=PROMPTS, metavar="DIR")
     parser.add_argument("--streams", type=_counts, default=[1, 2, 4, 8, 16, 32], metavar="N,N")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each point")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="per stream")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="prompts of a stream")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="per prompt")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs matplotlib")
     parser.add_argument("--config", default=DEFAULT_CONFIG)

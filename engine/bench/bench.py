@@ -56,11 +56,17 @@ class Bench:
         return shared
 
     def run(
-        self, arm: Arm, prompts: Sequence[str], shared: Shared, limit: int | None = None
+        self,
+        arm: Arm,
+        prompts: Sequence[str],
+        shared: Shared,
+        limit: int | None = None,
+        streams: int | None = None,
     ) -> Trial:
         """Decode the prompts together, each to `limit` tokens, if given.
 
-        At most `max_batch` of them run at once. Raises RuntimeError if the engine gives one up.
+        `streams`: how many are there at once, the next one coming as one ends; None: all. At most
+        `max_batch` of them run. Raises RuntimeError if the engine gives one up.
         """
         core = self.core
         core.share(shared)
@@ -69,8 +75,9 @@ class Bench:
         firsts: dict[str, float] = {}
         stats, forward, num_steps, predicted, realised = SpecStats(), 0.0, 0, 0.0, 0
         begin = time.perf_counter()
-        for request in requests:
+        for request in requests[:streams]:
             core.add(request)
+        coming = iter(requests[streams:] if streams else ())
         while core.has_work:
             step = core.step()
             num_steps += 1
@@ -84,6 +91,9 @@ class Bench:
                 if output.error:
                     raise RuntimeError(f"{arm.label}: {output.error}")
                 stats += output.stats or SpecStats()
+                following = next(coming, None) if output.finish_reason is not None else None
+                if following is not None:
+                    core.add(following)
         seconds = time.perf_counter() - begin
         token_ids = tuple(tuple(tokens) for tokens in produced.values())
         first = tuple(firsts[request.request_id] for request in requests)

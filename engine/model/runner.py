@@ -148,8 +148,8 @@ class ModelRunner:
                 RunResult(
                     logits=logits[middle:row],
                     argmax=argmax[middle:row],
-                    rows=best[middle:row],
-                    prefix_rows=best[begin:middle] if part.needs.prompt_rows else None,
+                    rows=best.part(middle, row),
+                    prefix_rows=best.part(begin, middle) if part.needs.prompt_rows else None,
                     prefix_logits=logits[begin:middle] if part.wants_prefix_logits else None,
                 )
             )

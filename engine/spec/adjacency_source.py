@@ -5,7 +5,8 @@ look-up and one unpacking.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,29 +55,22 @@ class AdjacencySource:
         self._by_skip: dict[int, bytes] = {}  # said two tokens after the key
         self._counts: dict[int, int] = {}  # of committed tokens
         self._common: list[int] = []  # the most frequent ones, best first
+        self._pack = _packer(width)
         self._layout = struct.Struct(f"<{width}i{width}b")
         self._tail: Tail = (-1, -1, -1)
 
-    def observe(self, tails: Sequence[Tail], rows: Rows) -> None:
-        """Learn `rows[i]`, said after `tails[i]`."""
+    def observe(self, tails: Sequence[Tail], rows: Rows, *, is_backward: bool = False) -> None:
+        """Learn `rows[i]`, said after `tails[i]`; `is_backward`: the first one last."""
         if not tails:
             return
-        ids, logits = rows.token_ids[:, : self._width], rows.logits[:, : self._width]
-        below = logits[:, :1] - logits
-        shares = np.log2(np.exp(-below).sum(axis=1, keepdims=True)) + below * _LOG2_E
-        codes = np.minimum(2.0 * shares, _BUCKETS - 1)  # a share is -log2 of the score
-        packed = np.concatenate(
-            (
-                ids.astype("<i4").view(np.int8).reshape(len(ids), -1),
-                codes.astype(np.int8) + np.int8(NUM_SILENT),
-            ),
-            axis=1,
-        ).tobytes()
-        size = self._layout.size
+        packed, size = rows.shared(self._pack), self._layout.size
+        begin = rows.first * size
         by_one, by_two, by_three = self._by_one, self._by_two, self._by_three
         by_skip = self._by_skip
-        for index, tail in enumerate(tails):
-            row = packed[index * size : (index + 1) * size]
+        places = range(len(tails))
+        for index in reversed(places) if is_backward else places:
+            tail = tails[index]
+            row = packed[begin + index * size : begin + (index + 1) * size]
             by_one[tail[2]] = by_two[tail[1:]] = by_three[tail] = by_skip[tail[1]] = row
         for table in (by_one, by_two, by_three, by_skip):
             _shrink(table, self._max_keys)
@@ -146,6 +140,23 @@ class AdjacencySource:
             found[token] = code + offset
         best: int = codes[0] - NUM_SILENT
         return best
+
+
+@cache
+def _packer(width: int) -> Callable[[Rows], bytes]:
+    """Turns rows into bytes: `width` ids of four bytes each, then as many codes of one."""
+
+    def pack(rows: Rows) -> bytes:
+        ids, logits = rows.token_ids[:, :width], rows.logits[:, :width]
+        below = logits[:, :1] - logits
+        shares = np.log2(np.exp(-below).sum(axis=1, keepdims=True)) + below * _LOG2_E
+        packed = np.empty(len(ids), [("ids", "<i4", (width,)), ("codes", "i1", (width,))])
+        packed["ids"] = ids
+        packed["codes"] = np.minimum(2.0 * shares, _BUCKETS - 1)  # a share is -log2 of the score
+        packed["codes"] += NUM_SILENT
+        return packed.tobytes()
+
+    return pack
 
 
 def _shrink(table: dict[Any, bytes], max_keys: int) -> None:

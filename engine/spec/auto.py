@@ -45,6 +45,7 @@ class Auto:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._planner: Planner | None = None
+        self.is_scored = False  # whether the calibrator learns from the next step
         self._next: TokenTree | None = None
         self._prediction: Sequence[int] = ()
         self.begin(())
@@ -158,14 +159,18 @@ class Auto:
         self._explored, self._num_offered = [], 0
         self._next = TokenTree.anchored(self._tokens[-1])
 
-    def keep(self, size: int) -> float:
-        """Make the next tree of the first `size` nodes; the tokens it is expected to give."""
+    def keep(self, size: int, *, is_scored: bool = True) -> float:
+        """Make the next tree of the first `size` nodes; the tokens it is expected to give.
+
+        `is_scored`: whether the calibrator should learn from what comes of it.
+        """
         assert self._grown is not None
         tree, num_explored, tokens = self._grown.build(size)
         tree.token_ids[0] = self._tokens[-1]
         self._explored = self._draft_tree.add_to(tree, num_explored, self._limits.explore_depth)
         self._next = tree
         self._num_offered = num_explored
+        self.is_scored = is_scored
         return tokens
 
     # Learning.
@@ -174,7 +179,8 @@ class Auto:
         """Score every candidate of every committed position, then take in what is new."""
         grown = self._grown
         if grown is not None:
-            self._score(grown, result)
+            if self.is_scored:
+                self._score(grown, result)
             self._learn_rows(result)
         self._adjacency.count(result.new_token_ids)
         self._trie.update()
@@ -216,11 +222,10 @@ class Auto:
         for token, parent in zip(tree.token_ids[1:], tree.parents[1:], strict=True):
             above = tails[parent]
             tails.append((above[1], above[2], token))
-        rows = Rows(rows.token_ids[::-1], rows.logits[::-1])
-        self._adjacency.observe(tails[::-1], rows)
+        self._adjacency.observe(tails, rows, is_backward=True)
         cache = self.planner.cache
         if cache is not None:
-            cache.successors.observe(tails[::-1], rows)
+            cache.successors.observe(tails, rows, is_backward=True)
 
     def _learn_verified(self, tree: TokenTree, answers: Sequence[int]) -> None:
         """Every verified subtree, with what the target said at its nodes, goes into the pool."""

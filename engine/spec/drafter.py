@@ -5,14 +5,16 @@ sees afterwards what the target model said at every row, rejected ones included.
 change which tokens are emitted; a wrong tree costs time only.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.spec.tree import TokenTree
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,25 @@ class Rows:
 
     token_ids: npt.NDArray[np.int64]  # [num_rows, top_k], best first
     logits: npt.NDArray[np.float32]  # [num_rows, top_k]
+    whole: "Rows | None" = None  # the pass's rows, if these are some of them
+    first: int = 0  # where they begin among those
+    _made: dict[Callable[["Rows"], Any], Any] = field(default_factory=dict)
 
-    def __getitem__(self, rows: slice) -> "Rows":
-        return Rows(self.token_ids[rows], self.logits[rows])
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def part(self, begin: int, end: int) -> "Rows":
+        """The rows `begin` .. `end - 1`."""
+        whole, first = (self, begin) if self.whole is None else (self.whole, self.first + begin)
+        return Rows(self.token_ids[begin:end], self.logits[begin:end], whole, first)
+
+    def shared(self, make: Callable[["Rows"], Made]) -> Made:
+        """What `make` makes of the pass's rows: made once, whoever asks. See `first`."""
+        whole = self.whole or self
+        if make not in whole._made:
+            whole._made[make] = make(whole)
+        made: Made = whole._made[make]
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ _DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
 _DOUBT = 0.01  # plain steps that a node costs more, per unit of the watchdog's factor above 1
 _PLAIN_HOST = 1e-4  # seconds of bookkeeping per request of a plain step, before any was seen
 _HOST_RATE = 0.05  # of the newest plain step in that
+_SCORED = 2  # requests per step whose candidates are scored: enough for calibration, in turn
 _FAR = 64  # nodes between the sizes looked at beyond the cost table
 
 
@@ -62,6 +63,7 @@ class Planner:
         self._plain_host = _PLAIN_HOST
         self._num_trees = self._num_nodes = 0  # of the last plan
         self._promised = 0.0  # by its nodes
+        self._turn = 0  # of the requests to be scored
 
     @property
     def is_resting(self) -> bool:
@@ -106,8 +108,10 @@ class Planner:
         self.price = result.price
         self._num_trees, self._num_nodes = len(trees), sum(result.sizes)
         kept = [
-            drafter.keep(size) for (drafter, _), size in zip(drafters, result.sizes, strict=True)
+            drafter.keep(size, is_scored=(place - self._turn) % len(trees) < _SCORED)
+            for place, ((drafter, _), size) in enumerate(zip(drafters, result.sizes, strict=True))
         ]
+        self._turn += _SCORED
         self._promised = sum(kept) - len(trees)
         self.predicted_tokens = len(trees) + trust * self._promised
 
@@ -139,6 +143,10 @@ class Planner:
             seconds = forward_seconds + host
             plain = self.cost(self._num_trees) + self._plain_host * self._num_trees
             self._watchdog.observe(tokens, seconds, self._num_trees, plain, self._num_nodes)
+
+    def pass_by(self) -> None:
+        """A step went by that cannot be learned from."""
+        self._watchdog.pass_by()
 
     def _edges(self, base: int, most: int) -> list[int]:
         """Numbers of nodes that fill the step up to a measured size."""

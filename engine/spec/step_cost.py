@@ -29,7 +29,7 @@ class StepCost:
         self.is_fixed = is_fixed
         self._shape = [seconds[size] for size in self.sizes]
         self._scale = 1.0
-        self._costs: list[float] = []
+        self._costs: dict[int, float] = {}  # of the sizes asked for since the last correction
         self._tabulate()
 
     @classmethod
@@ -77,9 +77,10 @@ class StepCost:
 
     def __call__(self, rows: int) -> float:
         """Seconds of a step of `rows` rows."""
-        while rows >= len(self._costs):
-            self._costs.append(self._interpolate(len(self._costs)) * self._scale)
-        return self._costs[rows]
+        cost = self._costs.get(rows)
+        if cost is None:
+            cost = self._costs[rows] = self._interpolate(rows) * self._scale
+        return cost
 
     def table(self) -> dict[int, float]:
         """Seconds by measured size, as corrected so far."""
@@ -111,7 +112,7 @@ class StepCost:
 
     def _tabulate(self) -> None:
         self._monotone: Sequence[float] = _isotonic(self._shape)
-        self._costs = []
+        self._costs = {}
 
 
 def _isotonic(values: Sequence[float]) -> list[float]:

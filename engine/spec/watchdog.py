@@ -36,12 +36,16 @@ class Watchdog:
         self._tokens = self._seconds = 0.0
         self._plain_tokens = self._plain_seconds = 0.0
 
+    def pass_by(self) -> None:
+        """One step that says nothing."""
+        self._rest_left = max(0, self._rest_left - 1)
+
     def observe(
         self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float, nodes: int
     ) -> None:
         """One step: what it gave and took, what a plain one would have, and its drafted nodes."""
         if self._rest_left:
-            self._rest_left -= 1
+            self.pass_by()
             return
         self._steps += 1
         self._nodes += nodes

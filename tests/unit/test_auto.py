@@ -239,3 +239,18 @@ def test_answers_are_shared_within_a_scope_only_when_asked() -> None:
         assert again[:both] == live[:both]
         gained[scope] = sum(len(result.new_token_ids) for result in results)
     assert gained["team"] > 2 * gained[None]
+
+
+def test_of_many_requests_two_are_scored_in_turn() -> None:
+    shared = planner(0.02)
+    ones = [drafter(shared) for _ in range(5)]
+    for one in ones:
+        one.begin([2, 3, 4])
+    seen: list[list[bool]] = []
+    for _ in range(5):
+        shared.plan([(one, ROOMY) for one in ones])
+        seen.append([one.is_scored for one in ones])
+    assert [sum(step) for step in seen] == [2] * 5
+    assert [sum(turns) for turns in zip(*seen, strict=True)] == [2] * 5
+    shared.plan([(one, ROOMY) for one in ones[:2]])
+    assert all(one.is_scored for one in ones[:2])

@@ -32,7 +32,7 @@ from engine.config import (
 from engine.errors import ConfigError
 from engine.spec.calibrator import Calibrator
 from engine.spec.tree import EXPLORE, TokenTree
-from engine.types import SamplingParams, SpecStats
+from engine.types import SamplingParams, SpecStats, StepOutputs
 from server.cli import main
 from tests.engine.tiny import EOS, make_core
 
@@ -190,6 +190,24 @@ def test_measuring_interleaves_and_compares() -> None:
         assert row.tau == row.tokens / row.steps >= 1.0
     assert rows[0].tau == rows[0].speedup == 1.0
     assert rows[1].tau > 1.0
+
+
+def test_streams_bound_how_many_run_and_change_no_token() -> None:
+    bench = tiny_bench(batch=4, max_tokens=8)
+    arm = Arm("off", bench._config.speculation.resolve("off"))
+    prompts = ["abab", "xyz", "hello", "qr", "aaaa"]
+    together = bench.run(arm, prompts, bench.fresh(arm))
+    running: list[int] = []
+    step = bench.core.step
+
+    def watched() -> StepOutputs:
+        running.append(bench.core.num_running + bench.core.num_waiting)
+        return step()
+
+    bench.core.step = watched  # type: ignore[method-assign]
+    apart = bench.run(arm, prompts, bench.fresh(arm), streams=2)
+    assert apart.token_ids == together.token_ids
+    assert max(running) == 2
 
 
 def test_plots_are_written(tmp_path: Path) -> None:

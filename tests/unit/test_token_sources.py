@@ -79,6 +79,27 @@ def test_a_token_without_a_row_borrows_from_another_in_its_place() -> None:
     assert named(source, (9, 9, 9)) == [7, 8], "the most frequent first"
 
 
+def test_parts_of_a_pass_teach_their_own_rows() -> None:
+    """Rows are packed once for all requests of a pass; each still learns what it was told."""
+    whole = rows([20, 21], [22, 23], [24, 25], [26, 27])
+    tails = [(1, 1, token) for token in range(4)]
+    apart, at_once = AdjacencySource(2, 9), AdjacencySource(2, 9)
+    at_once.observe(tails, whole)
+    apart.observe(tails[:1], whole.part(0, 1))
+    apart.observe(tails[1:3], whole.part(1, 4).part(0, 2))
+    apart.observe(tails[3:], whole.part(1, 4).part(2, 3))
+    for tail in tails:
+        assert apart.propose(tail) == at_once.propose(tail)
+
+
+def test_backward_the_first_row_has_the_last_word() -> None:
+    forward, backward = AdjacencySource(1, 9), AdjacencySource(1, 9)
+    tails = [(1, 2, 3), (1, 2, 3)]
+    forward.observe(tails, rows([20], [21]))
+    backward.observe(tails, rows([20], [21]), is_backward=True)
+    assert (named(forward, tails[0]), named(backward, tails[0])) == ([21], [20])
+
+
 def test_the_first_learned_rows_leave() -> None:
     source = AdjacencySource(1, 3)
     for token in range(5):

@@ -67,3 +67,14 @@ def test_many_requests_at_once_are_judged_by_fewer_steps() -> None:
     assert not watchdog.is_resting
     watchdog.observe(32, 1.5, 32, 1.0, 5)
     assert watchdog.is_resting
+
+
+def test_a_rest_ends_under_steps_that_say_nothing_too() -> None:
+    watchdog = Watchdog()
+    feed(watchdog, 64, 1, 1.5)
+    assert watchdog.is_resting
+    for _ in range(64):
+        watchdog.pass_by()
+    assert not watchdog.is_resting
+    watchdog.pass_by()
+    assert not watchdog.is_resting
