@@ -157,6 +157,8 @@ class EngineCore:
                 raise ValueError("a grammar needs a tokenizer")
             grammars = self._tokenizer.grammars(self._info.vocab_size, self._info.eos_token_ids)
             matcher = grammars.matcher(sampling.grammar)
+            if isinstance(drafter, Auto):
+                drafter.constrain(matcher)
         request = Request(source, drafter, scanner, self._eos_token_ids, self._info.max_model_len)
         sampler = Sampler(
             sampling,

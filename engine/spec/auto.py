@@ -15,6 +15,7 @@ from engine.spec.context_source import ContextSource
 from engine.spec.context_trie import ContextTrie, Point
 from engine.spec.draft_tree import DraftNode, DraftTree
 from engine.spec.drafter import DraftLimits, Needs, Rows, StepResult
+from engine.spec.forced_source import ForcedSource, GrammarPath
 from engine.spec.planner import Planner
 from engine.spec.pool import Pool, Trie
 from engine.spec.pool_source import PoolSource
@@ -25,8 +26,9 @@ from engine.spec.token_source import NUM_SILENT, TokenSource
 from engine.spec.tree import TokenTree
 from engine.types import SpeculationPlan
 
-_POOL_SOURCE = 2  # its place among the sources
-_MAX_SOURCES = 7
+# Places among the sources: a key of the calibrator holds one code for each.
+_CONTEXT, _ADJACENCY, _POOL, _CACHE, _PREDICTED, _FORCED = 0, 1, 2, 3, 6, 7
+_MAX_SOURCES = 8
 _POOL_NODES, _POOL_KEYS, _POOL_DEPTH = 60, 8192, 8
 _MAX_PAIRS = 65536
 _ASSUMED_SLOPE = 0.02
@@ -48,6 +50,7 @@ class Auto:
         self.is_scored = False  # whether the calibrator learns from the next step
         self._next: TokenTree | None = None
         self._prediction: Sequence[int] = ()
+        self._grammar: GrammarPath | None = None
         self.begin(())
 
     def join(self, planner: Planner) -> None:
@@ -57,6 +60,11 @@ class Auto:
     def expect(self, prediction: Sequence[int]) -> None:
         """Draft from the text that the client expects too. Called before `begin`."""
         self._prediction = prediction
+
+    def constrain(self, grammar: GrammarPath) -> None:
+        """Draft what the text's grammar, which follows it live, leaves no choice about too. Called
+        before `begin`."""
+        self._grammar = grammar
 
     @property
     def prediction(self) -> PredictionSource | None:
@@ -87,24 +95,29 @@ class Auto:
         self._adjacency = AdjacencySource(config.width, config.max_rows)
         self._adjacency.count(token_ids)
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
-        self._sources: list[TokenSource] = [
-            ContextSource(self._trie),
-            self._adjacency,
-            PoolSource(self._pool, lambda: self._tokens),
-        ]
+        self._sources: dict[int, TokenSource] = {
+            _CONTEXT: ContextSource(self._trie),
+            _ADJACENCY: self._adjacency,
+            _POOL: PoolSource(self._pool, lambda: self._tokens),
+        }
         self._draft_tree = DraftTree(
             config.explore_width, config.explore_depth, config.max_explored
         )
         self._explored: list[DraftNode] = []
         self._verified: set[tuple[int, int]] = set()  # tokens that met outside exploration
         if config.cache_scope is not None and self.planner.cache is not None:
-            for trie in self.planner.cache.tries:
-                self._sources.append(ContextSource(trie, partial(self._match_in, trie)))
-            self._sources.append(AdjacencyView(self.planner.cache.successors, self._adjacency))
+            older, younger = self.planner.cache.tries
+            self._sources |= {
+                _CACHE: ContextSource(older, partial(self._match_in, older)),
+                _CACHE + 1: ContextSource(younger, partial(self._match_in, younger)),
+                _CACHE + 2: AdjacencyView(self.planner.cache.successors, self._adjacency),
+            }
         self._predicted: PredictionSource | None = None
         if self._prediction:
             self._predicted = PredictionSource(self._prediction, token_ids)
-            self._sources.append(self._predicted)  # the last of the planner's priors
+            self._sources[_PREDICTED] = self._predicted
+        if self._grammar is not None:
+            self._sources[_FORCED] = ForcedSource(self._grammar)
         self._grown: PricedTree | None = None
         self._next = None
 
@@ -271,4 +284,4 @@ def _only_pool(key: int) -> bool:
     mask = (1 << SHIFT) - 1
     codes = [key >> shift & mask for shift in range(0, _MAX_SOURCES * SHIFT, SHIFT)]
     named = [source for source, code in enumerate(codes) if code >= NUM_SILENT]
-    return named == [_POOL_SOURCE]
+    return named == [_POOL]

@@ -15,6 +15,7 @@ from engine.spec.calibrator import Calibrator
 from engine.spec.context_source import ContextSource
 from engine.spec.drafter import DraftLimits
 from engine.spec.exploration_worth import ExplorationWorth
+from engine.spec.forced_source import ForcedSource
 from engine.spec.pool_source import PoolSource
 from engine.spec.prediction_source import PredictionSource
 from engine.spec.step_cost import StepCost
@@ -44,15 +45,16 @@ class Planner:
         slope = config.cost_slope
         self.config = config
         self.cost = cost if slope is None else StepCost.sloped(slope, is_fixed=True)
+        # In the order of Auto's places.
         priors = [ContextSource.priors, AdjacencySource.priors, PoolSource.priors]
+        priors += [ContextSource.priors, ContextSource.priors, AdjacencySource.priors]
+        priors += [PredictionSource.priors, ForcedSource.priors]
         self.cache: AnswerCache | None = None
         if config.cache_scope is not None:
             successors = AdjacencySource(config.width, config.max_rows)
             self.cache = AnswerCache(
                 config.cache_scope, config.order, config.cache_tokens, successors
             )
-            priors += [ContextSource.priors, ContextSource.priors, AdjacencySource.priors]
-        priors.append(PredictionSource.priors)
         self.calibrator = Calibrator(priors, config.prior_weight, config.half_life)
         self.exploration = ExplorationWorth()
         self.trust = Trust()

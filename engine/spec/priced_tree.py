@@ -6,7 +6,7 @@ gives a tree, and no tree of that size gains more. The order is exact but for ch
 surer than `_HOPE`: they wait until their parent is opened.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush, heapreplace
 
 from engine.spec.calibrator import SHIFT, Calibrator
@@ -31,18 +31,20 @@ class PricedTree:
 
     def __init__(
         self,
-        sources: Sequence[TokenSource],
+        sources: Mapping[int, TokenSource],
         calibrator: Calibrator,
         limits: DraftLimits,
         exploration: tuple[int, float] = (0, 0.0),
     ) -> None:
-        """`exploration`: number of nodes on offer, and the worth of each, in tokens."""
-        self._advance = [source.advance for source in sources]
-        self._propose = [source.propose for source in sources]
+        """`sources`: by their places in a key. `exploration`: number of nodes on offer, and the
+        worth of each, in tokens."""
+        self._advance = [source.advance for source in sources.values()]
+        self._propose = [(place * SHIFT, source.propose) for place, source in sources.items()]
         self._calibrator = calibrator
         self._limits = limits
         self._explore_left, self._explore_worth = exploration
-        self._states: list[tuple[State, ...]] = [tuple(source.anchor() for source in sources)]
+        anchor = tuple(source.anchor() for source in sources.values())
+        self._states: list[tuple[State, ...]] = [anchor]
         self._worths = [1.0]
         self._depths = [0]
         self._nodes: list[tuple[int, int]] = [(-1, -1)]  # parent, token
@@ -129,14 +131,13 @@ class PricedTree:
 
     def _open(self, node: int) -> None:
         """Ask all sources, calibrate, and put the best child in line."""
-        base, shift = 0, 0
+        base = 0
         named: dict[int, int] = {}  # token -> key, less the silent codes' part
-        for propose, state in zip(self._propose, self._follow(node), strict=True):
+        for (shift, propose), state in zip(self._propose, self._follow(node), strict=True):
             silent, found = propose(state)
             base += silent << shift
             for token, code in found:
                 named[token] = named.get(token, 0) + ((code - silent) << shift)
-            shift += SHIFT
         lookup = self._calibrator.lookup
         children = [(lookup[base + code], token) for token, code in named.items()]
         children.sort(reverse=True)

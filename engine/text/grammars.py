@@ -75,6 +75,20 @@ class Matcher:
         self._matcher.consume_token(token_id)
         self._check()
 
+    def fork(self) -> "Matcher":
+        """A copy to look ahead with: nothing that happens to it, errors included, is felt here."""
+        return Matcher(self._matcher.deep_copy())
+
+    def follow(self, token_ids: Sequence[int]) -> bool:
+        """Take tokens; false, and no use any more, if the grammar does not allow all of them."""
+        return int(self._matcher.try_consume_tokens(list(token_ids))) == len(token_ids)
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, spelt as the tokenizer would; none where there is a choice
+        or that cannot be told."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return [] if self._matcher.is_error() else tokens
+
     @property
     def is_accepting(self) -> bool:
         """Whether the text may end here."""

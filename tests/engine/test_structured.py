@@ -202,3 +202,13 @@ def test_other_tokenizers(kind: str) -> None:
         matcher.advance(token_id)
         text += other.token_bytes(token_id)
     assert re.fullmatch(r"x = \d Ж", text.decode())
+
+
+def test_auto_drafts_what_a_grammar_forces() -> None:
+    """A random model repeats nothing, so only the grammar can tell what comes."""
+    grammar = grammars().regex("(ja|nein), [a-f]{2}: quod erat demonstrandum per [0-9]{2}")
+    sampling = {"temperature": 1.0, "seed": 4}
+    plain = answers(grammar, "off", sampling, count=1)
+    drafted = answers(grammar, "auto", sampling, count=1)
+    assert [o.token_ids for o in drafted] == [o.token_ids for o in plain]
+    assert drafted[0].end.stats.tau > 1.5

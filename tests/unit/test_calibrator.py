@@ -104,7 +104,7 @@ def test_what_trees_promise_is_what_comes() -> None:
     calibrator = Calibrator([Known.priors])
     predicted = realised = 0.0
     for _ in range(3000):
-        tree = PricedTree([Known()], calibrator, DraftLimits(9, 9, 9, 20))
+        tree = PricedTree({0: Known()}, calibrator, DraftLimits(9, 9, 9, 20))
         while tree.peek() > 0.0:
             tree.take()
         built, _, expected = tree.build(len(tree))

@@ -40,7 +40,7 @@ def toy_tree(
     """A priced tree over one toy source."""
     source = ToySource(script)
     limits = DraftLimits(width, depth, depth, budget)
-    return PricedTree([source], Calibrator([source.priors]), limits, exploration)
+    return PricedTree({0: source}, Calibrator([source.priors]), limits, exploration)
 
 
 def random_script(rng, names: int = 3, depth: int = 3) -> Script:
