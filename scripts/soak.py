@@ -7,6 +7,10 @@
 The first mixes clients: streams and whole answers, 20 % that leave, 10 % with bad input. The second
 connects and leaves at random moments. Both end with a table, and with JSON if --json names a file;
 the exit code is 1 for any 5xx, wrong answer or leak.
+
+With --pid the largest mapping of the server's memory is told apart: it is the KV cache, of which a
+CPU makes a page resident when a slot is first used so far. It grows with the longest text that each
+slot has ever held, up to what was reserved at start; the rest should not grow.
 """
 
 import argparse
@@ -40,12 +44,13 @@ WORDS = ("the", "model", "tree", "of", "tokens", "def", "return", "import", "for
 
 @dataclass
 class Report:
-    """What was seen. `rss`: (seconds since the start, requests so far, bytes)."""
+    """What was seen. `rss`: (seconds since the start, requests so far, bytes, bytes of them that
+    are not in the largest mapping)."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    rss: list[tuple[float, int, float]] = field(default_factory=list)
+    rss: list[tuple[float, int, float, float]] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
     tokens: int = 0
     leaked: float = 0.0
@@ -55,17 +60,18 @@ class Report:
         """Count something that must not happen."""
         self.faults[what] += 1
 
-    def slope(self, per: int) -> float | None:
+    def slope(self, per: int, of: int = 2) -> float | None:
         """Growth of the resident memory in bytes per second (per = 0) or per request (1), over the
-        last two thirds; None while there are too few samples."""
+        last two thirds; None while there are too few samples. `of` = 3: without the largest
+        mapping."""
         late = self.rss[len(self.rss) // 3 :]
         if len(late) < 5 or late[0][per] == late[-1][per]:
             return None
-        return statistics.linear_regression([s[per] for s in late], [s[2] for s in late]).slope
+        return statistics.linear_regression([s[per] for s in late], [s[of] for s in late]).slope
 
     def summary(self, seconds: float) -> dict[str, object]:
         """All of it as JSON takes it."""
-        by_time, by_request = self.slope(0), self.slope(1)
+        by_time, by_request, by_rest = self.slope(0), self.slope(1), self.slope(0, of=3)
         probes = sorted(self.probes)
         return {
             "seconds": round(seconds, 1),
@@ -80,6 +86,9 @@ class Report:
             "rss_first_mb": round(self.rss[0][2] / 1e6, 1) if self.rss else None,
             "rss_last_mb": round(self.rss[-1][2] / 1e6, 1) if self.rss else None,
             "rss_slope_mb_per_minute": None if by_time is None else round(by_time * 60 / 1e6, 3),
+            "rest_first_mb": round(self.rss[0][3] / 1e6, 1) if self.rss else None,
+            "rest_last_mb": round(self.rss[-1][3] / 1e6, 1) if self.rss else None,
+            "rest_slope_mb_per_minute": None if by_rest is None else round(by_rest * 60 / 1e6, 3),
             "rss_slope_kb_per_request": None if by_request is None else round(by_request / 1e3, 3),
             "ready_p50_ms": round(probes[len(probes) // 2] * 1e3, 1) if probes else None,
             "ready_p99_ms": round(probes[int(len(probes) * 0.99)] * 1e3, 1) if probes else None,
@@ -225,8 +234,9 @@ class Soak:
                     self.report.fail("not ready")
                 self.report.probes.append(time.monotonic() - began)
                 memory = await self.memory()
+                rest = memory - largest_mapping(self.options.pid)
                 done = sum(self.report.kinds.values())
-                self.report.rss.append((began - self.began, done, memory))
+                self.report.rss.append((began - self.began, done, memory, rest))
                 await asyncio.sleep(1.0)
 
     async def memory(self) -> float:
@@ -253,6 +263,17 @@ class Soak:
             if (left == 0 and left_tasks <= tasks) or time.monotonic() > deadline:
                 return left, left_tasks
             await asyncio.sleep(0.1)
+
+
+def largest_mapping(pid: int | None) -> float:
+    """Resident bytes of the process's largest mapping; 0 if it is not known which process."""
+    if pid is None:
+        return 0.0
+    found = re.findall(r"^(Size|Rss):\s+(\d+) kB$", Path(f"/proc/{pid}/smaps").read_text(), re.M)
+    sizes = [
+        (int(size), int(rss)) for (_, size), (_, rss) in zip(found[::2], found[1::2], strict=True)
+    ]
+    return 1024.0 * max(sizes)[1]
 
 
 def main() -> int:
