@@ -7,9 +7,8 @@ look-up and one unpacking.
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import exp, log2
 from typing import Any
-
-import numpy as np
 
 from engine.spec.drafter import Rows
 from engine.spec.token_source import NUM_SILENT, Proposal
@@ -144,17 +143,23 @@ class AdjacencySource:
 
 @cache
 def _packer(width: int) -> Callable[[Rows], bytes]:
-    """Turns rows into bytes: `width` ids of four bytes each, then as many codes of one."""
+    """Turns rows into bytes: `width` ids of four bytes each, then as many codes of one.
+
+    In plain Python: for the few rows of most steps a dozen numpy calls take twice as long.
+    """
+    layout = struct.Struct(f"<{width}i{width}b")
 
     def pack(rows: Rows) -> bytes:
-        ids, logits = rows.token_ids[:, :width], rows.logits[:, :width]
-        below = logits[:, :1] - logits
-        shares = np.log2(np.exp(-below).sum(axis=1, keepdims=True)) + below * _LOG2_E
-        packed = np.empty(len(ids), [("ids", "<i4", (width,)), ("codes", "i1", (width,))])
-        packed["ids"] = ids
-        packed["codes"] = np.minimum(2.0 * shares, _BUCKETS - 1)  # a share is -log2 of the score
-        packed["codes"] += NUM_SILENT
-        return packed.tobytes()
+        packed = []
+        for ids, logits in zip(
+            rows.token_ids[:, :width].tolist(), rows.logits[:, :width].tolist(), strict=True
+        ):
+            best = logits[0]
+            total = log2(sum([exp(logit - best) for logit in logits]))
+            shares = [total + (best - logit) * _LOG2_E for logit in logits]  # -log2 of the score
+            codes = [NUM_SILENT + int(min(_BUCKETS - 1, 2.0 * share)) for share in shares]
+            packed.append(layout.pack(*ids, *codes))
+        return b"".join(packed)
 
     return pack
 
