@@ -206,7 +206,7 @@ def test_scaling_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path, caps
     assert [(row["streams"], row["method"]) for row in rows] == [
         *((1, "off"), (1, "auto"), (2, "off"), (2, "auto"))
     ]
-    assert [row["tokens"] for row in rows] == [27, 27, 54, 54]  # three rounds
+    assert [row["tokens"] for row in rows] == [18, 18, 36, 36]  # two rounds
     assert [row["tau"] for row in rows if row["method"] == "off"] == [1.0, 1.0]
     assert all(0 < row["host_ms_per_step"] < row["step_ms"] for row in rows)
     assert png.read_bytes().startswith(b"\x89PNG")
