@@ -18,8 +18,8 @@ class FusedRmsNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, kernels: ctypes.CDLL) -> None:
         super().__init__()
-        self._weight = norm.get_parameter("weight").detach().contiguous()
-        self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]
+        self.weight = norm.get_parameter("weight").detach().contiguous()
+        self.eps = float(norm.variance_epsilon)  # type: ignore[arg-type]
         self._kernels = kernels
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -29,11 +29,11 @@ class FusedRmsNorm(nn.Module):
         dim = hidden.shape[-1]
         self._kernels.treeline_norm(
             hidden.data_ptr(),
-            self._weight.data_ptr(),
+            self.weight.data_ptr(),
             output.data_ptr(),
             hidden.numel() // dim,
             dim,
-            self._eps,
+            self.eps,
             int(hidden.dtype == torch.bfloat16),
             torch.get_num_threads(),
         )

@@ -29,12 +29,12 @@ class NativeStep:
         self, kernels: ctypes.CDLL, kv: KvCache, parts: Sequence[RunRequest], group: int
     ) -> None:
         self._kernels = kernels
-        self._kv = kv
+        self.kv = kv
         self._arrays = _describe(parts)
-        self._num_rows = len(self._arrays["slot_of"])
+        self.num_rows = len(self._arrays["slot_of"])
         units = self._arrays["units"]
-        self._pass = Pass(
-            num_rows=self._num_rows,
+        self.native = Pass(
+            num_rows=self.num_rows,
             num_units=len(units) // 2,
             kv_heads=kv.shape.num_kv_heads,
             group=group,
@@ -51,9 +51,9 @@ class NativeStep:
         """See AttentionStep.attend."""
         heads, rows, head_dim = query.shape[1:]
         output = torch.empty((1, rows, heads, head_dim), dtype=query.dtype)
-        if rows > self._num_rows:
-            output[0, self._num_rows :].zero_()
-        keys, values = self._kv.data[layer]
+        if rows > self.num_rows:
+            output[0, self.num_rows :].zero_()
+        keys, values = self.kv.data[layer]
         call = Layer(
             query=query.data_ptr(),
             key=key.data_ptr(),
@@ -71,7 +71,7 @@ class NativeStep:
             softcap=rules.softcap or 0.0,
             window=rules.window or 0,
         )
-        if self._kernels.treeline_attend(self._pass, call, self._is_bf16, self._threads):
+        if self._kernels.treeline_attend(self.native, call, self._is_bf16, self._threads):
             raise MemoryError("no memory for the attention kernel's scratch space")
         return output
 

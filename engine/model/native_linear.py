@@ -9,6 +9,8 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
+from engine.model.native import Linear
+
 
 class NativeLinear(nn.Module):
     """A frozen bf16 linear layer over a weight in panels of outputs."""
@@ -26,6 +28,12 @@ class NativeLinear(nn.Module):
         kernels.treeline_pack_linear(
             weight.data_ptr(), self._packed.data_ptr(), self.in_features, self.out_features
         )
+        self.native = Linear(
+            weight=self._packed.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            inputs=self.in_features,
+            outputs=self.out_features,
+        )
 
     @staticmethod
     def can_run(linear: nn.Linear, kernels: ctypes.CDLL) -> bool:
@@ -38,13 +46,10 @@ class NativeLinear(nn.Module):
         hidden = hidden.contiguous()
         output = hidden.new_empty((*hidden.shape[:-1], self.out_features))
         self._kernels.treeline_linear(
+            self.native,
             hidden.data_ptr(),
-            self._packed.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
             output.data_ptr(),
             hidden.numel() // self.in_features,
-            self.in_features,
-            self.out_features,
             torch.get_num_threads(),
         )
         return output

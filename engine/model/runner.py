@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.model.attention import AttentionStep
 from engine.model.forward import forward
+from engine.model.fused_decoder import fuse_decoders
 from engine.model.fusing import fuse_layers
 from engine.model.gpu_start import GpuPasses, start_gpu
 from engine.model.kv_cache import KvCache, KvShape
@@ -78,6 +79,8 @@ class ModelRunner:
         self._min_rows = least_rows or 1
         self._has_buckets = bool(packed)
         self._is_native = self._kernels is not None and attention == "auto"
+        if self._is_native and self._kernels is not None:
+            fuse_decoders(self._model, self._kernels, shape)
         self._is_blocked = exact and not is_cpu
         self._gpu = GpuPasses()
         if self._is_blocked:

@@ -16,7 +16,10 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kernels.c", "attention.inc.c", "rows.inc.c", "linear.inc.c")
+_SOURCES = (
+    *("kernels.c", "attention.inc.c", "rows.inc.c"),
+    *("linear.inc.c", "decoder.inc.c"),
+)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 
 
@@ -40,6 +43,26 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("value_row", "value_head")),
         *((name, ctypes.c_void_p) for name in ("keys", "values", "output")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        ("window", ctypes.c_int32),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """A packed linear layer, by address (kernels.c)."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """What one decoder layer consists of (decoder.inc.c)."""
+
+    _fields_ = [
+        *((name, Linear) for name in ("query", "key", "value", "output", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, ctypes.c_float) for name in ("eps", "mlp_eps", "head_eps", "scale", "softcap")),
         ("window", ctypes.c_int32),
     ]
 
@@ -70,8 +93,15 @@ def load_kernels() -> ctypes.CDLL | None:
     if kernels.treeline_linear_panel():
         kernels.treeline_pack_linear.argtypes = [address, address, number, number]
         kernels.treeline_pack_linear.restype = None
-        kernels.treeline_linear.argtypes = [*([address] * 4), *([number] * 4)]
+        linear = ctypes.POINTER(Linear)
+        kernels.treeline_linear.argtypes = [linear, address, address, number, number]
         kernels.treeline_linear.restype = None
+        kernels.treeline_decode.argtypes = [
+            *(ctypes.POINTER(Decoder), number, ctypes.POINTER(Pass)),
+            *([address] * 4),
+            *(ctypes.c_size_t, ctypes.c_size_t, address, number, number),
+        ]
+        kernels.treeline_decode.restype = number
     return kernels
 
 

@@ -106,3 +106,14 @@ static void NAME(write)(const Pass *pass, const Layer *layer, int r) {
                sizeof(ELEM) * dim);
     }
 }
+
+static void NAME(attend)(const Pass *pass, const Layer *layer, float *scratch) {
+    /* All units and heads, shared out among the threads of the region that calls this. */
+    const int tasks = pass->num_units * pass->kv_heads;
+#pragma omp for schedule(dynamic, 1)
+    for (int t = 0; t < tasks; t++) {
+        const int u = t / pass->kv_heads;
+        NAME(unit)(pass, layer, pass->units[2 * u], pass->units[2 * u + 1], t % pass->kv_heads,
+                   scratch);
+    }
+}

@@ -40,6 +40,12 @@ typedef struct {
     int32_t window; /* 0: none */
 } Layer;
 
+typedef struct {
+    const uint16_t *weight; /* packed by treeline_pack_linear */
+    const uint16_t *bias;   /* may be null */
+    int32_t inputs, outputs;
+} Linear;
+
 static inline vf load(const float *from) { return *(const vf *)from; }
 static inline void store(float *to, vf value) { *(vf *)to = value; }
 static inline vf splat(float value) { return value - (vf){0}; }
@@ -184,6 +190,37 @@ static inline uint16_t to_bf16(float x) {
     return (uint16_t)((u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16);
 }
 
+static size_t attention_scratch(const Pass *pass) {
+    /* Bytes that one thread needs for any unit. */
+    const size_t padded = (pass->head_dim + LANES - 1) / LANES * LANES;
+    int most = 0;
+    for (int u = 0; u < pass->num_units; u++) {
+        const int rows = pass->units[2 * u + 1] - pass->units[2 * u];
+        if (rows > most) most = rows;
+    }
+    return sizeof(float) *
+           (2 * padded * BLOCK + (size_t)most * pass->group * (2 * padded + LANES + 1));
+}
+
+typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static inline vf f32_lanes_at(const float *x) { return load(x); }
+static inline vf f32_rounded(vf x) { return x; }
+static inline void f32_put_lanes(float *y, vf x) { store(y, x); }
+
+static inline vf bf16_lanes_at(const uint16_t *x) {
+    return (vf)(__builtin_convertvector(*(const vh *)x, vu) << 16);
+}
+static inline vf bf16_rounded(vf x) {
+    /* As to_bf16 rounds, kept as floats. */
+    const vu bits = (vu)x, near = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+    return choose(x == x, (vf)near, splat(NAN));
+}
+static inline void bf16_put_lanes(uint16_t *y, vf x) {
+    *(vh *)y = __builtin_convertvector((vu)bf16_rounded(x) >> 16, vh);
+}
+
 #define ELEM float
 #define LOAD(x) (x)
 #define STORE(x) (x)
@@ -207,33 +244,20 @@ static inline uint16_t to_bf16(float x) {
 
 int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threads) {
     /* Attention of one layer over all units; 0, or 1 if memory ran out. */
-    int most = 0, failed = 0;
-    const int padded = (pass->head_dim + LANES - 1) / LANES * LANES;
+    int failed = 0;
     for (int r = 0; r < pass->num_rows; r++)
         is_bf16 ? bf16_write(pass, layer, r) : f32_write(pass, layer, r);
-    for (int u = 0; u < pass->num_units; u++) {
-        const int rows = pass->units[2 * u + 1] - pass->units[2 * u];
-        if (rows > most) most = rows;
-    }
-    const size_t size = (size_t)2 * padded * BLOCK +
-                        (size_t)most * pass->group * (2 * padded + LANES + 1);
-    const int tasks = pass->num_units * pass->kv_heads;
 #pragma omp parallel num_threads(threads)
     {
-        float *scratch = malloc(sizeof(float) * size);
+        float *scratch = malloc(attention_scratch(pass));
         if (!scratch) {
 #pragma omp atomic write
             failed = 1;
         }
 #pragma omp barrier
-#pragma omp for schedule(dynamic, 1)
-        for (int t = 0; t < tasks; t++) {
-            const int u = t / pass->kv_heads, head = t % pass->kv_heads;
-            const int begin = pass->units[2 * u], end = pass->units[2 * u + 1];
-            if (failed) continue;
-            if (is_bf16) bf16_unit(pass, layer, begin, end, head, scratch);
-            else f32_unit(pass, layer, begin, end, head, scratch);
-        }
+        if (failed) ;
+        else if (is_bf16) bf16_attend(pass, layer, scratch);
+        else f32_attend(pass, layer, scratch);
         free(scratch);
     }
     return failed;
