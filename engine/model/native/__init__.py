@@ -17,8 +17,8 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _SOURCES = (
-    *("kernels.c", "attention.inc.c", "rows.inc.c"),
-    *("linear.inc.c", "decoder.inc.c"),
+    *("kernels.c", "attention.inc.c", "blocks.inc.c", "pairs.inc.c"),
+    *("rows.inc.c", "linear.inc.c", "decoder.inc.c"),
 )
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 

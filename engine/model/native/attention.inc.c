@@ -1,29 +1,11 @@
-/* Tree attention for one element type. Included once per type with ELEM, LOAD, STORE, NAME and
- * TILE_DIMS (dimensions in 64 bytes) set.
+/* Tree attention. Included once per way to hold a block of keys (blocks.inc.c, pairs.inc.c), with
+ * ELEM, LOAD, STORE, NAME and TILE_DIMS (dimensions in 64 bytes) set, and put_query, load_block and
+ * attend_block defined.
  *
  * Every query row is computed over its own keys in logical order (committed prefix, then its path),
  * in blocks of 64 at fixed logical positions, with one fixed order of additions. Its bits therefore
  * depend on its own tokens only: not on the tree, the batch, the place of rows or the chunking.
  */
-
-static inline void NAME(load_block)(const ELEM *keys, const ELEM *values, const int32_t *rows,
-                                    int from, int to, int dim, int padded, float *kt, float *v) {
-    /* Columns [from, to) of a block: keys transposed to [padded][BLOCK], values to [BLOCK][padded]. */
-    int tiled = from;
-    for (; dim % TILE_DIMS == 0 && tiled + LANES <= to; tiled += LANES)
-        for (int i = 0; i < dim; i += TILE_DIMS) {
-            vi tile[LANES];
-            for (int j = 0; j < LANES; j++)
-                memcpy(tile + j, keys + (size_t)rows[tiled + j] * dim + i, sizeof *tile);
-            transpose(tile);
-            NAME(tile)(tile, kt + i * BLOCK + tiled);
-        }
-    for (int j = from; j < to; j++) {
-        const ELEM *key = keys + (size_t)rows[j] * dim, *value = values + (size_t)rows[j] * dim;
-        for (int i = 0; j >= tiled && i < dim; i++) kt[i * BLOCK + j] = LOAD(key[i]);
-        for (int i = 0; i < dim; i++) v[j * padded + i] = LOAD(value[i]);
-    }
-}
 
 static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end, int head,
                        float *scratch) {
@@ -39,7 +21,6 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
     int32_t rows[BLOCK];
     int base = 0, most = 0, least = INT32_MAX;
 
-    memset(kt, 0, sizeof(float) * 2 * padded * BLOCK);
     memset(q, 0, sizeof(float) * queries * (2 * padded + LANES));
     for (int r = begin; r < end; r++) {
         const int low = layer->window > 0 ? pass->num_keys[r] - layer->window : 0;
@@ -49,8 +30,7 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
         for (int g = 0; g < group; g++) {
             const ELEM *source = (const ELEM *)layer->query + r * layer->query_row +
                                  (head * group + g) * layer->query_head;
-            float *target = q + ((r - begin) * group + g) * padded;
-            for (int i = 0; i < dim; i++) target[i] = LOAD(source[i]) * layer->scale;
+            NAME(put_query)(source, dim, layer->scale, q + ((r - begin) * group + g) * padded);
             m[(r - begin) * group + g] = -INFINITY;
         }
     }
@@ -77,8 +57,9 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
                 rows[j] = path[j];
                 NAME(load_block)(keys, values, rows, j, j + 1, dim, padded, kt, v);
             }
-            attend_block(group, nd, q + n * padded, kt, v, first, last, dim, layer->softcap, m + n,
-                         l + n * LANES, o + n * padded);
+            const Sight sight = {first, last, dim, layer->scale, layer->softcap};
+            NAME(attend_block)(group, nd, q + n * padded, kt, v, values, rows, sight, m + n,
+                               l + n * LANES, o + n * padded);
         }
     }
     for (int r = begin; r < end; r++)
@@ -90,21 +71,6 @@ static void NAME(unit)(const Pass *pass, const Layer *layer, int begin, int end,
                            ((size_t)r * pass->kv_heads * group + head * group + g) * dim;
             for (int i = 0; i < dim; i++) target[i] = STORE(o[n * padded + i] / total);
         }
-}
-
-static void NAME(write)(const Pass *pass, const Layer *layer, int r) {
-    /* Put one row's key and value where its slot expects them. */
-    const int dim = pass->head_dim;
-    for (int head = 0; head < pass->kv_heads; head++) {
-        const size_t to = ((pass->slot_of[r] * (size_t)pass->kv_heads + head) * pass->capacity +
-                           pass->row_of[r]) * dim;
-        memcpy((ELEM *)layer->keys + to,
-               (const ELEM *)layer->key + r * layer->key_row + head * layer->key_head,
-               sizeof(ELEM) * dim);
-        memcpy((ELEM *)layer->values + to,
-               (const ELEM *)layer->value + r * layer->value_row + head * layer->value_head,
-               sizeof(ELEM) * dim);
-    }
 }
 
 static void NAME(attend)(const Pass *pass, const Layer *layer, float *scratch) {

@@ -84,7 +84,7 @@ static void decode(const Decoder *d, const Pass *pass, uint16_t *x, const uint16
         if (r < pass->num_rows) bf16_write(pass, &layer, r);
         else memset(seen + (size_t)r * queries, 0, sizeof(uint16_t) * queries);
     }
-    bf16_attend(pass, &layer, block);
+    attend_bf16(pass, &layer, block);
 #pragma omp for schedule(static)
     for (int p = 0; p < panels_of(&d->output); p++)
         linear_panel(&d->output, seen, x, x, rows, p);

@@ -12,6 +12,13 @@
 #include <omp.h>
 #endif
 
+/* bf16 products of pairs, where no matrix tiles (AMX) serve the library better. */
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
+    !defined(__AMX_BF16__)
+#include <immintrin.h>
+#define HAS_PAIRS
+#endif
+
 #define BLOCK 64
 #define LANES 16
 #define MOST_QUERIES 4
@@ -78,29 +85,29 @@ static inline float largest(vf x) {
     return x[0];
 }
 
-static inline __attribute__((always_inline)) void block_body(
-    const int n, const int nd, const float *q, const float *kt, const float *v, int first, int last,
-    int dim, float softcap, float *max, float *mass, float *out) {
-    /* `n` queries of one row, which see the same keys, so that a key is loaded once for all. */
-    vf s[MOST_QUERIES][BLOCK / LANES], lane, o[MOST_QUERIES][16];
-    float weights[MOST_QUERIES][BLOCK], fade[MOST_QUERIES];
-    for (int g = 0; g < n; g++)
-        for (int c = 0; c < BLOCK / LANES; c++) s[g][c] = splat(0);
-    for (int i = 0; i < dim; i++)
-        for (int c = 0; c < BLOCK / LANES; c++) {
-            const vf key = load(kt + i * BLOCK + c * LANES);
-            for (int g = 0; g < n; g++) s[g][c] += q[g * nd * LANES + i] * key;
-        }
+/* What a row's queries see of one block of keys: columns [first, last). */
+typedef struct {
+    int first, last, dim;
+    float scale, softcap;
+} Sight;
+
+static inline __attribute__((always_inline)) void weigh(
+    const int n, vf s[][BLOCK / LANES], const Sight sight, float *max, float *mass,
+    float weights[][BLOCK], float *fade) {
+    /* From scores of `n` queries to weights; `fade` is what earlier blocks' weights count now. */
+    vf lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
     for (int g = 0; g < n; g++) {
         vf top = splat(max[g]);
         for (int c = 0; c < BLOCK / LANES; c++) {
-            if (softcap > 0) {
-                vf x = s[g][c] / softcap, size = choose(x < 0, -x, x), e = vexp(size * -2.0f);
+            s[g][c] *= sight.scale;
+            if (sight.softcap > 0) {
+                vf x = s[g][c] / sight.softcap, size = choose(x < 0, -x, x), e = vexp(size * -2.0f);
                 vf t = (1.0f - e) / (1.0f + e);
-                s[g][c] = choose(x < 0, -t, t) * softcap;
+                s[g][c] = choose(x < 0, -t, t) * sight.softcap;
             }
-            vi seen = (lane >= (float)(first - c * LANES)) & (lane < (float)(last - c * LANES));
+            vi seen = (lane >= (float)(sight.first - c * LANES)) &
+                      (lane < (float)(sight.last - c * LANES));
             s[g][c] = choose(seen, s[g][c], splat(-INFINITY));
             top = choose(s[g][c] > top, s[g][c], top);
         }
@@ -114,9 +121,26 @@ static inline __attribute__((always_inline)) void block_body(
         }
         store(mass + g * LANES, sum);
         max[g] = peak;
-        for (int i = 0; i < nd; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
     }
-    for (int j = first; j < last; j++)
+}
+
+static inline __attribute__((always_inline)) void copies_body(
+    const int n, const int nd, const float *q, const float *kt, const float *v, const Sight sight,
+    float *max, float *mass, float *out) {
+    /* `n` queries of one row, which see the same keys, so that a key is loaded once for all. */
+    vf s[MOST_QUERIES][BLOCK / LANES], o[MOST_QUERIES][16];
+    float weights[MOST_QUERIES][BLOCK], fade[MOST_QUERIES];
+    for (int g = 0; g < n; g++)
+        for (int c = 0; c < BLOCK / LANES; c++) s[g][c] = splat(0);
+    for (int i = 0; i < sight.dim; i++)
+        for (int c = 0; c < BLOCK / LANES; c++) {
+            const vf key = load(kt + i * BLOCK + c * LANES);
+            for (int g = 0; g < n; g++) s[g][c] += q[g * nd * LANES + i] * key;
+        }
+    weigh(n, s, sight, max, mass, weights, fade);
+    for (int g = 0; g < n; g++)
+        for (int i = 0; i < nd; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
+    for (int j = sight.first; j < sight.last; j++)
         for (int i = 0; i < nd; i++) {
             const vf value = load(v + (j * nd + i) * LANES);
             for (int g = 0; g < n; g++) o[g][i] += weights[g][j] * value;
@@ -125,26 +149,29 @@ static inline __attribute__((always_inline)) void block_body(
         for (int i = 0; i < nd; i++) store(out + (g * nd + i) * LANES, o[g][i]);
 }
 
-static void attend_block(int n, int nd, const float *q, const float *kt, const float *v, int first,
-                         int last, int dim, float softcap, float *max, float *mass, float *out) {
-    /* The queries of one row against one block. Only the model's shape chooses the code: all copies
-     * add in one order, but a compiler may fuse a multiplication and an addition in one of them. */
-    for (int g = 0, count; g < n; g += count) {
-#define BODY(count, nd) \
-    block_body(count, nd, q + g * nd * LANES, kt, v, first, last, dim, softcap, max + g, \
-               mass + g * LANES, out + g * nd * LANES)
-        count = nd == 4 ? (n - g < 4 ? n - g : 4) : nd == 8 ? (n - g < 2 ? 1 : 2) : 1;
-        switch (nd << 4 | count) {
-        case 0x41: BODY(1, 4); break;
-        case 0x42: BODY(2, 4); break;
-        case 0x43: BODY(3, 4); break;
-        case 0x44: BODY(4, 4); break;
-        case 0x81: BODY(1, 8); break;
-        case 0x82: BODY(2, 8); break;
-        default: BODY(1, nd);
-        }
-#undef BODY
+/* The queries of one row against one block. Only the model's shape chooses the code: all copies add
+ * in one order, but a compiler may fuse a multiplication and an addition in one of them. */
+#define BY_SHAPE(n, nd, BODY) \
+    for (int g = 0, count; g < n; g += count) { \
+        count = nd == 4 ? (n - g < 4 ? n - g : 4) : nd == 8 ? (n - g < 2 ? 1 : 2) : 1; \
+        switch (nd << 4 | count) { \
+        case 0x41: BODY(1, 4); break; \
+        case 0x42: BODY(2, 4); break; \
+        case 0x43: BODY(3, 4); break; \
+        case 0x44: BODY(4, 4); break; \
+        case 0x81: BODY(1, 8); break; \
+        case 0x82: BODY(2, 8); break; \
+        default: BODY(1, nd); \
+        } \
     }
+
+static void attend_copies(int n, int nd, const float *q, const float *kt, const float *v,
+                          Sight sight, float *max, float *mass, float *out) {
+#define BODY(count, nd) \
+    copies_body(count, nd, q + g * nd * LANES, kt, v, sight, max + g, mass + g * LANES, \
+                out + g * nd * LANES)
+    BY_SHAPE(n, nd, BODY)
+#undef BODY
 }
 
 #ifdef __clang__
@@ -226,6 +253,7 @@ static inline void bf16_put_lanes(uint16_t *y, vf x) {
 #define STORE(x) (x)
 #define NAME(x) f32_##x
 #define TILE_DIMS 16
+#include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
 #undef ELEM
@@ -238,9 +266,25 @@ static inline void bf16_put_lanes(uint16_t *y, vf x) {
 #define STORE(x) to_bf16(x)
 #define NAME(x) bf16_##x
 #define TILE_DIMS 32
+#include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
-#include "linear.inc.c"
+#ifdef HAS_PAIRS
+#undef NAME
+#define NAME(x) pairs_##x
+#include "pairs.inc.c"
+#include "attention.inc.c"
+#endif
+
+static void attend_bf16(const Pass *pass, const Layer *layer, float *scratch) {
+#ifdef HAS_PAIRS
+    if (pass->head_dim % 32 == 0) {
+        pairs_attend(pass, layer, scratch);
+        return;
+    }
+#endif
+    bf16_attend(pass, layer, scratch);
+}
 
 int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threads) {
     /* Attention of one layer over all units; 0, or 1 if memory ran out. */
@@ -256,12 +300,14 @@ int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threa
         }
 #pragma omp barrier
         if (failed) ;
-        else if (is_bf16) bf16_attend(pass, layer, scratch);
+        else if (is_bf16) attend_bf16(pass, layer, scratch);
         else f32_attend(pass, layer, scratch);
         free(scratch);
     }
     return failed;
 }
+
+#include "linear.inc.c"
 
 void treeline_norm(const void *x, const void *weight, void *y, int rows, int dim, float eps,
                    int is_bf16, int threads) {

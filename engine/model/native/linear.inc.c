@@ -5,9 +5,7 @@
  * with matrix tiles (AMX) are left to the library, which uses them.
  */
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
-    !defined(__AMX_BF16__)
-#include <immintrin.h>
+#ifdef HAS_PAIRS
 
 #define PANEL 32      /* outputs that are computed together: two registers */
 #define MOST_ROWS 14  /* 28 sums, two weights and one input fill the 32 registers */
