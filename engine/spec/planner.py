@@ -90,6 +90,7 @@ class Planner:
         `other_rows`: rows of the same step that are computed anyway. They move the place on the
         cost curve at which nodes are bought, not what the requests are compared with.
         """
+        self._watchdog.meet(len(drafters))
         if self.is_resting:
             self._rest(drafters)
             return

@@ -1,6 +1,6 @@
 """The watchdog: raises the price while drafting loses, and lets it down again."""
 
-from engine.spec.watchdog import Watchdog
+from engine.spec.watchdog import LONGEST_REST, REST, Watchdog
 
 
 def feed(watchdog: Watchdog, steps: int, tokens: int, seconds: float, nodes: int = 5) -> None:
@@ -26,10 +26,31 @@ def test_a_loss_raises_the_price_and_its_end_lets_it_down() -> None:
     assert watchdog.factor < 1.01
 
 
-def test_small_losses_and_gains_leave_it_alone() -> None:
+def test_gains_leave_it_alone_and_so_does_nothing_lost() -> None:
     watchdog = Watchdog()
-    feed(watchdog, 1000, 1, 1.01)
+    feed(watchdog, 1000, 1, 1.0)
     feed(watchdog, 1000, 3, 2.0)
+    assert watchdog.factor == 1.0
+    assert not watchdog.is_resting
+
+
+def test_small_losses_count_when_they_go_on() -> None:
+    watchdog = Watchdog()
+    feed(watchdog, 128, 1, 1.01)
+    feed(watchdog, 64, 2, 1.5)
+    feed(watchdog, 191, 1, 1.01)
+    assert not watchdog.is_resting
+    feed(watchdog, 1, 1, 1.01)
+    assert watchdog.is_resting
+
+
+def test_a_rest_is_over_with_half_the_company() -> None:
+    watchdog = Watchdog()
+    for _ in range(8):
+        watchdog.observe(8, 1.5, 8, 1.0, 4)
+    for company, is_resting in ((8, True), (12, True), (5, True), (4, False)):
+        watchdog.meet(company)
+        assert watchdog.is_resting is is_resting
     assert watchdog.factor == 1.0
 
 
@@ -53,11 +74,11 @@ def test_a_loss_is_followed_by_a_rest_and_repeated_losses_by_longer_ones() -> No
     for _ in range(6):
         feed(watchdog, 64, 1, 1.5)
         rests.append(rest_of(watchdog))
-    assert rests == [64, 128, 256, 512, 1024, 1024]
+    assert rests == [REST, 4 * REST, 16 * REST, *[LONGEST_REST] * 3]
     feed(watchdog, 64, 2, 1.5)
     assert rest_of(watchdog) == 0
     feed(watchdog, 64, 1, 1.5, nodes=0)
-    assert rest_of(watchdog) == 64, "drafting takes its time even where it buys nothing"
+    assert rest_of(watchdog) == REST, "drafting takes its time even where it buys nothing"
 
 
 def test_many_requests_at_once_are_judged_by_fewer_steps() -> None:
@@ -73,7 +94,7 @@ def test_a_rest_ends_under_steps_that_say_nothing_too() -> None:
     watchdog = Watchdog()
     feed(watchdog, 64, 1, 1.5)
     assert watchdog.is_resting
-    for _ in range(64):
+    for _ in range(REST):
         watchdog.pass_by()
     assert not watchdog.is_resting
     watchdog.pass_by()
