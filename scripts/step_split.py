@@ -24,7 +24,7 @@ from engine.spec.goose import Goose
 from engine.spec.tree import TokenTree
 from engine.types import EngineRequest, SamplingParams, StepOutputs
 
-FORWARD = ("linear", "attention", "norm", "other")
+FORWARD = ("layers", "linear", "attention", "norm", "other")  # layers: all in one call
 PARTS = ("draft", "pack", *FORWARD, "top-k", "walk", "commit", "learn", "rest")
 _MARK = "treeline "
 _WARM_UP_STEPS = 3
@@ -90,6 +90,8 @@ def _named(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _hooks(module: nn.Module, model: nn.Module) -> Iterator[Any]:
     kind = type(module).__name__
     part = "linear" if "Linear" in kind else "norm" if "Norm" in kind else None
+    if kind == "FusedDecoders":
+        part = "layers"
     if module is model:
         part = "forward"
     if part is None:
@@ -112,7 +114,7 @@ def split_step(seconds: Mapping[str, float], step: float) -> dict[str, float]:
     get = seconds.get
     parts = {part: get(part, 0.0) for part in PARTS}
     parts["pack"] = get("packed forward", 0.0) - get("forward", 0.0)
-    parts["other"] = get("forward", 0.0) - sum(parts[p] for p in FORWARD[:3])
+    parts["other"] = get("forward", 0.0) - sum(parts[p] for p in FORWARD[:-1])
     parts["rest"] = step - sum(parts[part] for part in PARTS if part != "rest")
     return parts
 

@@ -7,7 +7,7 @@ look-up and one unpacking.
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import exp, log2
+from math import ceil, exp, log2
 from typing import Any
 
 from engine.spec.drafter import Rows
@@ -32,7 +32,8 @@ class AdjacencySource:
 
     Features: how many tokens matched, whether more did for others, and the score's bucket. The
     score is the softmax over the `width` best logits alone; what that overstates, calibration takes
-    back. Later rows overwrite earlier ones; of more than `max_keys` keys the first learned leave.
+    back. Scores below `least` are not named. Later rows overwrite earlier ones; of more than
+    `max_keys` keys the first learned leave.
     """
 
     priors: Sequence[float] = (
@@ -57,6 +58,7 @@ class AdjacencySource:
         self._pack = _packer(width)
         self._layout = struct.Struct(f"<{width}i{width}b")
         self._tail: Tail = (-1, -1, -1)
+        self._end = _LAST  # codes from here on are not named
 
     def observe(self, tails: Sequence[Tail], rows: Rows, *, is_backward: bool = False) -> None:
         """Learn `rows[i]`, said after `tails[i]`; `is_backward`: the first one last."""
@@ -93,9 +95,12 @@ class AdjacencySource:
                     continue
             common.sort(key=counts.__getitem__, reverse=True)
 
-    def start(self, tail: Tail) -> None:
-        """Set the last committed tokens."""
+    def start(self, tail: Tail, least: float = 0.0) -> None:
+        """Set the last committed tokens, and the least score worth naming."""
         self._tail = tail
+        self._end = _LAST
+        if least > 0.0:
+            self._end = NUM_SILENT + max(1, min(_BUCKETS - 1, ceil(-2.0 * log2(least))))
 
     def anchor(self) -> Tail:
         """The last committed tokens."""
@@ -133,8 +138,9 @@ class AdjacencySource:
         """Put a row's tokens over `found`; the bucket of its best score."""
         values = self._layout.unpack(row)
         codes = values[self._width :]
+        end = self._end
         for token, code in zip(values, codes, strict=False):
-            if code == _LAST:
+            if code >= end:
                 break
             found[token] = code + offset
         best: int = codes[0] - NUM_SILENT

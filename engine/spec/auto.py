@@ -80,11 +80,13 @@ class Auto:
 
     @property
     def needs(self) -> Needs:
-        """The best tokens of every row; of the prompt's rows too while no other request waits for
-        them; of none at rest."""
-        if self.planner.is_resting:
+        """The best tokens of every row, of none at rest; of the prompt's rows too where they cost
+        little and no other request waits for them."""
+        planner = self.planner
+        if planner.is_resting:
             return Needs()
-        return Needs(top_k=self._config.width, prompt_rows=self.planner.is_quiet)
+        prompt_rows = planner.is_quiet and planner.has_cheap_rows
+        return Needs(top_k=self._config.width, prompt_rows=prompt_rows)
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a request with what its planner's cache holds and nothing else."""
@@ -158,7 +160,7 @@ class Auto:
             min(limits.budget, plan.budget),
         )
         self._limits = limits
-        self._adjacency.start(self._tail(len(self._tokens) - 1))
+        self._adjacency.start(self._tail(len(self._tokens) - 1), self.planner.least_score)
         exploration = (0, 0.0)
         if self._config.explore and limits.depth > 0:
             offered = min(max(len(self._draft_tree), 1), self._config.max_explored)

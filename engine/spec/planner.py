@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 _DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
 _DOUBT = 0.01  # plain steps that a node costs more, per unit of the watchdog's factor above 1
-_PLAIN_HOST = 1e-4  # seconds of bookkeeping per request of a plain step, before any was seen
-_HOST_RATE = 0.05  # of the newest plain step in that
+PLAIN_EVERY = 64  # steps: one is plain, so that it is known what that takes now
+_PLAIN_RATE = 0.25  # of the newest plain step in that
 _SCORED = 2  # requests per step whose candidates are scored: enough for calibration, in turn
+_MANY_ROWS, _CHEAP = 64, 2.0
+_FAR_BELOW = 0.5  # of a probability that pays
 _FAR = 64  # nodes between the sizes looked at beyond the cost table
 
 
 class Planner:
     """Plans the steps of one engine.
 
-    `price`: tokens per second that a node must promise per second that it costs, as of the last
-    plan. `predicted_tokens`: what the last plan's requests were expected to give together.
+    Of the last plan: `price`, tokens per second that a node had to promise per second of its cost;
+    `least_score`, below which a guess could not have paid by far; `predicted_tokens`, what its
+    requests were expected to give together.
     """
 
     def __init__(self, config: AutoConfig, cost: StepCost) -> None:
@@ -59,12 +62,15 @@ class Planner:
         self.exploration = ExplorationWorth()
         self.trust = Trust()
         self.price = 0.0
+        self.least_score = 0.0
         self.predicted_tokens = 0.0
         self._watchdog = Watchdog()
         self._node_seconds = 0.0  # drafting, per node
-        self._plain_host = _PLAIN_HOST
+        self._plain_seconds: dict[int, float] = {}  # of plain steps, by requests
+        self._num_plans = 0
         self._num_trees = self._num_nodes = 0  # of the last plan
         self._promised = 0.0  # by its nodes
+        self._is_plain = False  # whether nothing was even looked for
         self._turn = 0  # of the requests to be scored
 
     @property
@@ -73,14 +79,25 @@ class Planner:
         return self.config.watchdog and self._watchdog.is_resting
 
     @property
+    def has_cheap_rows(self) -> bool:
+        """Whether many rows cost little more than one, as on a GPU."""
+        return self.cost(_MANY_ROWS) < _CHEAP * self.cost(1)
+
+    @property
     def is_quiet(self) -> bool:
         """Whether the last plan was for one request at most."""
         return self._num_trees <= 1
 
+    def _is_plain_due(self, num_requests: int) -> bool:
+        """Whether the watchdog should see a plain step of so many requests now."""
+        if not self.config.watchdog or self.cost.is_fixed:
+            return False
+        return num_requests not in self._plain_seconds or self._num_plans % PLAIN_EVERY == 0
+
     def _rest(self, drafters: Sequence[tuple["Auto", DraftLimits]]) -> None:
         for drafter, _ in drafters:
             drafter.rest()
-        self._num_trees, self._num_nodes = len(drafters), 0
+        self._num_trees, self._num_nodes, self._is_plain = len(drafters), 0, True
         self._promised, self.predicted_tokens = 0.0, float(len(drafters))
         self.price = len(drafters) / self.cost(len(drafters))
 
@@ -91,7 +108,8 @@ class Planner:
         cost curve at which nodes are bought, not what the requests are compared with.
         """
         self._watchdog.meet(len(drafters))
-        if self.is_resting:
+        self._num_plans += 1
+        if self.is_resting or self._is_plain_due(len(drafters)):
             self._rest(drafters)
             return
         trees = [drafter.grow(limits) for drafter, limits in drafters]
@@ -109,7 +127,9 @@ class Planner:
         trust = self.trust.factor
         result = split(trees, cost, self._edges(base, most), factor / trust)
         self.price = result.price
+        self.least_score = _FAR_BELOW * (cost(1) - cost(0)) * result.price
         self._num_trees, self._num_nodes = len(trees), sum(result.sizes)
+        self._is_plain = False
         kept = [
             drafter.keep(size, is_scored=(place - self._turn) % len(trees) < _SCORED)
             for place, ((drafter, _), size) in enumerate(zip(drafters, result.sizes, strict=True))
@@ -136,16 +156,21 @@ class Planner:
         self.cost.observe(rows, forward_seconds)
         if self.cost.is_fixed:
             return
-        host = draft_seconds + walk_seconds
-        if self.is_resting:
-            self._plain_host += _HOST_RATE * (host / self._num_trees - self._plain_host)
         if self._num_nodes:
             per_node = draft_seconds / self._num_nodes
             self._node_seconds += _DRAFT_RATE * (per_node - self._node_seconds)
         if self.config.watchdog:
-            seconds = forward_seconds + host
-            plain = self.cost(self._num_trees) + self._plain_host * self._num_trees
-            self._watchdog.observe(tokens, seconds, self._num_trees, plain, self._num_nodes)
+            self._watch(tokens, forward_seconds + draft_seconds + walk_seconds)
+
+    def _watch(self, tokens: int, seconds: float) -> None:
+        plain = self._plain_seconds.get(self._num_trees)
+        if not self._is_plain:
+            known = self.cost(self._num_trees) if plain is None else plain
+            self._watchdog.observe(tokens, seconds, self._num_trees, known, self._num_nodes)
+            return
+        self._watchdog.pass_by()
+        newest = seconds if plain is None else plain + _PLAIN_RATE * (seconds - plain)
+        self._plain_seconds[self._num_trees] = newest
 
     def pass_by(self) -> None:
         """A step went by that cannot be learned from."""

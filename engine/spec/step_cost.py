@@ -12,6 +12,7 @@ from pathlib import Path
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _SCALE_RATE = 0.1
 _SHAPE_RATE = 0.02
+_CORRECTIONS = 8  # of the shape, before it counts
 _OUTLIER = 2.0  # a step off by more than this factor counts as off by it
 
 
@@ -30,6 +31,7 @@ class StepCost:
         self._shape = [seconds[size] for size in self.sizes]
         self._scale = 1.0
         self._costs: dict[int, float] = {}  # of the sizes asked for since the last correction
+        self._num_corrections = 0
         self._tabulate()
 
     @classmethod
@@ -97,7 +99,11 @@ class StepCost:
         for index, weight in ((low, 1.0 - share), (low + 1, share)):
             weight = min(max(weight, 0.0), 1.0)
             self._shape[index] *= 1.0 + _SHAPE_RATE * weight * (ratio - 1.0)
-        self._tabulate()
+        self._num_corrections += 1
+        if self._num_corrections % _CORRECTIONS == 0:
+            self._tabulate()
+        else:
+            self._costs.clear()
 
     def _place(self, rows: int) -> tuple[int, float]:
         """The entry below `rows` and how far behind it `rows` lies, in steps between entries."""

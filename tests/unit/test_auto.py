@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from engine.config import AutoConfig
+from engine.spec.adjacency_source import AdjacencySource
 from engine.spec.auto import Auto
 from engine.spec.drafter import DraftLimits, Rows, StepResult
-from engine.spec.planner import Planner
+from engine.spec.planner import PLAIN_EVERY, Planner
 from engine.spec.step_cost import StepCost
 from engine.spec.tree import TokenTree
 from tests.unit.toy import ROOMY, Toy, assert_tree_is_sound, decode, greedy_walk, plan
@@ -158,7 +159,7 @@ def test_every_candidate_is_scored_whether_drafted_or_not() -> None:
     prompt = [3, 4, 5, 3, 4]
     told = []
     for slope in (1e6, 0.0):
-        shared = planner(slope, explore=False)
+        shared = planner(slope, explore=False, watchdog=False)
         ledger = Ledger(shared)
         one = drafter(shared)
         live = list(prompt)
@@ -179,7 +180,7 @@ def test_every_candidate_is_scored_whether_drafted_or_not() -> None:
 def test_only_committed_positions_are_scored() -> None:
     """As many hits as there are positions whose token was named; none from rejected branches."""
     toy = Toy(VOCAB, 10, order=2)
-    shared = planner(0.01)
+    shared = planner(0.01, watchdog=False)
     ledger = Ledger(shared)
     one = drafter(shared)
     _, results = decode(one, [3, 4, 5, 6, 3, 4], toy, 60)
@@ -229,7 +230,7 @@ def test_answers_are_shared_within_a_scope_only_when_asked() -> None:
     toy = Chaos()
     gained = {}
     for scope in (None, "team"):
-        shared = planner(0.01, cache_scope=scope, explore=False)
+        shared = planner(0.01, cache_scope=scope, explore=False, watchdog=False)
         first = drafter(shared)
         live, _ = decode(first, [3, 4, 5], toy, 40)
         first.finish()
@@ -242,7 +243,7 @@ def test_answers_are_shared_within_a_scope_only_when_asked() -> None:
 
 
 def test_of_many_requests_two_are_scored_in_turn() -> None:
-    shared = planner(0.02)
+    shared = planner(0.02, watchdog=False)
     ones = [drafter(shared) for _ in range(5)]
     for one in ones:
         one.begin([2, 3, 4])
@@ -254,3 +255,32 @@ def test_of_many_requests_two_are_scored_in_turn() -> None:
     assert [sum(turns) for turns in zip(*seen, strict=True)] == [2] * 5
     shared.plan([(one, ROOMY) for one in ones[:2]])
     assert all(one.is_scored for one in ones[:2])
+
+
+def test_a_plain_step_comes_first_and_now_and_then() -> None:
+    """The watchdog compares with what plain steps take here, so there must be some."""
+    shared = planner(0.001)
+    one = drafter(shared)
+    live = [2, 3, 4, 2, 3, 4, 2, 3]
+    one.begin(live)
+    sizes = []
+    for _ in range(2 * PLAIN_EVERY):
+        shared.plan([(one, ROOMY)])
+        tree = one.draft(ROOMY)
+        sizes.append(len(tree))
+        shared.observe(len(tree), len(tree), 1.0, 0.0)  # as if all of it had been accepted
+    assert sizes[0] == 1
+    assert [i for i, size in enumerate(sizes) if size == 1] == [
+        0,
+        PLAIN_EVERY - 1,
+        2 * PLAIN_EVERY - 1,
+    ]
+
+
+def test_guesses_that_could_not_pay_are_not_named() -> None:
+    source = AdjacencySource(3, 9)
+    logits = np.array([[5.0, 4.0, 1.0]], np.float32)
+    source.observe([(1, 2, 3)], Rows(np.array([[7, 8, 9]]), logits))
+    for least, count in ((0.0, 3), (0.05, 2), (0.5, 1), (1.0, 1)):
+        source.start((1, 2, 3), least)
+        assert len(source.propose(source.anchor())[1]) == count
