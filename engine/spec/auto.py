@@ -93,7 +93,7 @@ class Auto:
         config = self._config
         self._tokens = token_ids
         self._num_prompt_tokens = len(token_ids)
-        self._trie = ContextTrie(token_ids, config.order)
+        self._trie = ContextTrie(token_ids, config.order, is_lazy=True)
         self._adjacency = AdjacencySource(config.width, config.max_rows)
         self._adjacency.count(token_ids)
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
@@ -160,6 +160,7 @@ class Auto:
             min(limits.budget, plan.budget),
         )
         self._limits = limits
+        self._trie.update()  # only now, since at rest it never comes to that
         self._adjacency.start(self._tail(len(self._tokens) - 1), self.planner.least_score)
         exploration = (0, 0.0)
         if self._config.explore and limits.depth > 0:
@@ -198,7 +199,6 @@ class Auto:
                 self._score(grown, result)
             self._learn_rows(result)
         self._adjacency.count(result.new_token_ids)
-        self._trie.update()
         if grown is None:
             return
         answers: list[int] = result.rows.token_ids[:, 0].tolist()

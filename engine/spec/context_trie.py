@@ -35,14 +35,16 @@ class ContextTrie:
     the last of them, those in a point that also match further back in the one before.
     """
 
-    def __init__(self, tokens: Sequence[int], order: int) -> None:
+    def __init__(self, tokens: Sequence[int], order: int, *, is_lazy: bool = False) -> None:
+        """`is_lazy`: the tokens are taken in at the first `update`."""
         self._tokens = tokens
         self._order = order
         self._root = TrieNode(0, 0)
         self._active: dict[int, TrieNode] = {0: self._root}  # by length, of the text's suffixes
         self._length = 0
         self._num_nodes = 0
-        self.update()
+        if not is_lazy:
+            self.update()
 
     def __len__(self) -> int:
         """Nodes: of each place of the text at most one per length, and one unfolded."""
