@@ -42,15 +42,24 @@ BAD = (
 WORDS = ("the", "model", "tree", "of", "tokens", "def", "return", "import", "for", "river", "blue")
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server's memory at one moment. Times in seconds since the start, sizes in bytes."""
+
+    time: float
+    requests: int  # so far
+    rss: float
+    rest: float  # of that, what is not in the largest mapping
+
+
 @dataclass
 class Report:
-    """What was seen. `rss`: (seconds since the start, requests so far, bytes, bytes of them that
-    are not in the largest mapping)."""
+    """What was seen."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    rss: list[tuple[float, int, float, float]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
     tokens: int = 0
     leaked: float = 0.0
@@ -60,18 +69,20 @@ class Report:
         """Count something that must not happen."""
         self.faults[what] += 1
 
-    def slope(self, per: int, of: int = 2) -> float | None:
-        """Growth of the resident memory in bytes per second (per = 0) or per request (1), over the
-        last two thirds; None while there are too few samples. `of` = 3: without the largest
-        mapping."""
-        late = self.rss[len(self.rss) // 3 :]
-        if len(late) < 5 or late[0][per] == late[-1][per]:
+    def slope(self, per: str, of: str) -> float | None:
+        """Growth of `rss` or `rest` per unit of `time` or `requests`, over the last two thirds;
+        None while there are too few samples."""
+        late = self.samples[len(self.samples) // 3 :]
+        along, sizes = ([getattr(sample, name) for sample in late] for name in (per, of))
+        if len(late) < 5 or along[0] == along[-1]:
             return None
-        return statistics.linear_regression([s[per] for s in late], [s[of] for s in late]).slope
+        return statistics.linear_regression(along, sizes).slope
 
     def summary(self, seconds: float) -> dict[str, object]:
         """All of it as JSON takes it."""
-        by_time, by_request, by_rest = self.slope(0), self.slope(1), self.slope(0, of=3)
+        by_time, by_rest = self.slope("time", "rss"), self.slope("time", "rest")
+        by_request = self.slope("requests", "rss")
+        first, last = (self.samples[0], self.samples[-1]) if self.samples else (None, None)
         probes = sorted(self.probes)
         return {
             "seconds": round(seconds, 1),
@@ -83,11 +94,11 @@ class Report:
             "faults": dict(self.faults),
             "leaked_sequences": self.leaked,
             "leaked_tasks": self.leaked_tasks,
-            "rss_first_mb": round(self.rss[0][2] / 1e6, 1) if self.rss else None,
-            "rss_last_mb": round(self.rss[-1][2] / 1e6, 1) if self.rss else None,
+            "rss_first_mb": round(first.rss / 1e6, 1) if first else None,
+            "rss_last_mb": round(last.rss / 1e6, 1) if last else None,
             "rss_slope_mb_per_minute": None if by_time is None else round(by_time * 60 / 1e6, 3),
-            "rest_first_mb": round(self.rss[0][3] / 1e6, 1) if self.rss else None,
-            "rest_last_mb": round(self.rss[-1][3] / 1e6, 1) if self.rss else None,
+            "rest_first_mb": round(first.rest / 1e6, 1) if first else None,
+            "rest_last_mb": round(last.rest / 1e6, 1) if last else None,
             "rest_slope_mb_per_minute": None if by_rest is None else round(by_rest * 60 / 1e6, 3),
             "rss_slope_kb_per_request": None if by_request is None else round(by_request / 1e3, 3),
             "ready_p50_ms": round(probes[len(probes) // 2] * 1e3, 1) if probes else None,
@@ -236,7 +247,7 @@ class Soak:
                 memory = await self.memory()
                 rest = memory - largest_mapping(self.options.pid)
                 done = sum(self.report.kinds.values())
-                self.report.rss.append((began - self.began, done, memory, rest))
+                self.report.samples.append(Sample(began - self.began, done, memory, rest))
                 await asyncio.sleep(1.0)
 
     async def memory(self) -> float:

@@ -31,10 +31,10 @@ class NativeStep:
         self._kernels = kernels
         self.kv = kv
         self._arrays = _describe(parts)
-        self.num_rows = len(self._arrays["slot_of"])
+        self._num_rows = len(self._arrays["slot_of"])
         units = self._arrays["units"]
         self.native = Pass(
-            num_rows=self.num_rows,
+            num_rows=self._num_rows,
             num_units=len(units) // 2,
             kv_heads=kv.shape.num_kv_heads,
             group=group,
@@ -51,8 +51,8 @@ class NativeStep:
         """See AttentionStep.attend."""
         heads, rows, head_dim = query.shape[1:]
         output = torch.empty((1, rows, heads, head_dim), dtype=query.dtype)
-        if rows > self.num_rows:
-            output[0, self.num_rows :].zero_()
+        if rows > self._num_rows:
+            output[0, self._num_rows :].zero_()
         keys, values = self.kv.data[layer]
         call = Layer(
             query=query.data_ptr(),

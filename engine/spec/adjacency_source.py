@@ -56,7 +56,7 @@ class AdjacencySource:
         self._counts: dict[int, int] = {}  # of committed tokens
         self._common: list[int] = []  # the most frequent ones, best first
         self._pack = _packer(width)
-        self._layout = struct.Struct(f"<{width}i{width}b")
+        self._layout = _layout(width)
         self._tail: Tail = (-1, -1, -1)
         self._end = _LAST  # codes from here on are not named
 
@@ -148,12 +148,17 @@ class AdjacencySource:
 
 
 @cache
+def _layout(width: int) -> struct.Struct:
+    return struct.Struct(f"<{width}i{width}b")
+
+
+@cache
 def _packer(width: int) -> Callable[[Rows], bytes]:
     """Turns rows into bytes: `width` ids of four bytes each, then as many codes of one.
 
     In plain Python: for the few rows of most steps a dozen numpy calls take twice as long.
     """
-    layout = struct.Struct(f"<{width}i{width}b")
+    layout = _layout(width)
 
     def pack(rows: Rows) -> bytes:
         packed = []

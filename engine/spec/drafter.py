@@ -49,9 +49,6 @@ class Rows:
     first: int = 0  # where they begin among those
     _made: dict[Callable[["Rows"], Any], Any] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
     def part(self, begin: int, end: int) -> "Rows":
         """The rows `begin` .. `end - 1`."""
         whole, first = (self, begin) if self.whole is None else (self.whole, self.first + begin)
@@ -59,7 +56,7 @@ class Rows:
 
     def shared(self, make: Callable[["Rows"], Made]) -> Made:
         """What `make` makes of the pass's rows: made once, whoever asks. See `first`."""
-        whole = self.whole or self
+        whole = self if self.whole is None else self.whole
         if make not in whole._made:
             whole._made[make] = make(whole)
         made: Made = whole._made[make]

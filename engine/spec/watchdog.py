@@ -19,8 +19,8 @@ _LONGER = 4
 class Watchdog:
     """Compares realised tokens per second with plain decoding's, window by window.
 
-    `factor` >= 1 multiplies the price of a node. Plain decoding's speed is what the cost table says
-    of steps without drafts.
+    `factor` >= 1 multiplies the price of a node. Plain decoding's speed is what plain steps take;
+    the planner makes some for that.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,14 @@ class Watchdog:
         self._plain_tokens = self._plain_seconds = 0.0
 
     def pass_by(self) -> None:
-        """One step that says nothing."""
+        """One plain step, or one that says nothing."""
         self._rest_left = max(0, self._rest_left - 1)
 
     def observe(
         self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float, nodes: int
     ) -> None:
-        """One step: what it gave and took, what a plain one would have, and its drafted nodes."""
-        if self._rest_left:
-            self.pass_by()
-            return
+        """One step that was not plain: what it gave and took, what a plain one would have, and its
+        drafted nodes."""
         self._steps += 1
         self._nodes += nodes
         self._tokens += tokens

@@ -7,7 +7,7 @@ def feed(watchdog: Watchdog, steps: int, tokens: int, seconds: float, nodes: int
     """Steps that would give one token in one second without drafts, rests between them."""
     for _ in range(steps):
         while watchdog.is_resting:
-            watchdog.observe(1, 1.0, 1, 1.0, 0)
+            watchdog.pass_by()
         watchdog.observe(tokens, seconds, 1, 1.0, nodes)
 
 
@@ -63,7 +63,7 @@ def test_without_drafts_there_is_nothing_to_blame() -> None:
 def rest_of(watchdog: Watchdog) -> int:
     steps = 0
     while watchdog.is_resting:
-        watchdog.observe(1, 1.0, 1, 1.0, 0)
+        watchdog.pass_by()
         steps += 1
     return steps
 

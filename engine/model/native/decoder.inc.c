@@ -112,12 +112,7 @@ int treeline_decode(const Decoder *layers, int num_layers, const Pass *pass, uin
     int failed = 0;
 #pragma omp parallel num_threads(threads)
     {
-        float *block = malloc(attention_scratch(pass));
-        if (!block) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp barrier
+        float *block = own_scratch(pass, &failed);
         for (int l = 0; l < num_layers && !failed; l++) {
             uint16_t *keys = kv + l * layer_stride;
             decode(layers + l, pass, x, cosine, sine, keys, keys + values_at, scratch, block, rows);

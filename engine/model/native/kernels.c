@@ -248,6 +248,17 @@ static inline void bf16_put_lanes(uint16_t *y, vf x) {
     *(vh *)y = __builtin_convertvector((vu)bf16_rounded(x) >> 16, vh);
 }
 
+static float *own_scratch(const Pass *pass, int *failed) {
+    /* Such memory for the calling thread of a region. Behind it all threads agree on `failed`. */
+    float *scratch = malloc(attention_scratch(pass));
+    if (!scratch) {
+#pragma omp atomic write
+        *failed = 1;
+    }
+#pragma omp barrier
+    return scratch;
+}
+
 #define ELEM float
 #define LOAD(x) (x)
 #define STORE(x) (x)
@@ -293,15 +304,9 @@ int treeline_attend(const Pass *pass, const Layer *layer, int is_bf16, int threa
         is_bf16 ? bf16_write(pass, layer, r) : f32_write(pass, layer, r);
 #pragma omp parallel num_threads(threads)
     {
-        float *scratch = malloc(attention_scratch(pass));
-        if (!scratch) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp barrier
-        if (failed) ;
-        else if (is_bf16) attend_bf16(pass, layer, scratch);
-        else f32_attend(pass, layer, scratch);
+        float *scratch = own_scratch(pass, &failed);
+        if (!failed && is_bf16) attend_bf16(pass, layer, scratch);
+        else if (!failed) f32_attend(pass, layer, scratch);
         free(scratch);
     }
     return failed;
