@@ -6,6 +6,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ModelError
 from engine.model.attention import NAME
+from engine.model.bigram_probe import probe_bigrams
 from engine.model.cost_probe import probe_step_cost
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
@@ -53,4 +54,6 @@ def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, 
     cost = None
     if auto.cost_slope is None:
         cost = probe_step_cost(runner, config.model.name, auto.width)
-    return EngineCore(config, runner, info, tokenizer, cost), info
+    line_break = tokenizer.encode("\n")
+    bigrams = probe_bigrams(runner, info, line_break, auto.width, auto.bigram_seconds)
+    return EngineCore(config, runner, info, tokenizer, cost, bigrams), info

@@ -224,6 +224,8 @@ class AutoConfig:
     explore_depth: Count = 5
     max_explored: Count = 60  # exploration nodes per step
     watchdog: bool = True  # rest while drafting loses to plain decoding
+    # Of the first start, to ask the model what follows each token of its vocabulary; 0: not at all.
+    bigram_seconds: Annotated[float, Range(0.0)] = 60.0
     cost_slope: Annotated[float, Range(0.0)] | None = None  # plain steps per row; None: measured
     cache_scope: str | None = None  # draft from other requests' answers under this name; None: off
     cache_tokens: Count = 1_000_000  # of such answers; the oldest leave first

@@ -20,6 +20,7 @@ from engine.request import Request, RequestStatus
 from engine.sampling import Sampler, token_logprob
 from engine.scheduler import Scheduler, Work
 from engine.spec.auto import Auto
+from engine.spec.bigrams import Bigrams
 from engine.spec.drafter import StepResult
 from engine.spec.planner import Planner
 from engine.spec.registry import Shared, build_drafter
@@ -77,8 +78,10 @@ class EngineCore:
         info: EngineInfo,
         tokenizer: Tokenizer | None,
         step_cost: StepCost | None = None,
+        bigrams: Bigrams | None = None,
     ) -> None:
-        """`step_cost`: as measured; None starts from an assumption that real steps correct."""
+        """`step_cost`: as measured; None starts from an assumption that real steps correct.
+        `bigrams`: what the model says after tokens that stand alone, if it was asked."""
         self._config = config
         self._runner = runner
         self._info = info
@@ -87,7 +90,8 @@ class EngineCore:
         slots = KvSlots(config.max_batch, reuse_prefixes=config.prefix_reuse)
         self._scheduler = Scheduler(slots, config.prefill_chunk)
         self._passes = PassRunner(self._scheduler, runner, self._fail)
-        self.planner = Planner(config.speculation.auto, step_cost or StepCost.sloped(ASSUMED_SLOPE))
+        cost = step_cost or StepCost.sloped(ASSUMED_SLOPE)
+        self.planner = Planner(config.speculation.auto, cost, bigrams)
         encode = partial(tokenizer.encode, add_special_tokens=False) if tokenizer else None
         self._shared = Shared(config.speculation, self._eos_token_ids, self.planner, encode)
         self._requests: dict[str, Request] = {}

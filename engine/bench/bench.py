@@ -41,6 +41,7 @@ class Bench:
         self._eos_token_ids = eos_token_ids
         self._is_raw = is_raw
         self._cost = copy.deepcopy(core.planner.cost)
+        self._bigrams = core.planner.bigrams
         self._num_requests = 0
 
     def fresh(self, arm: Arm) -> Shared:
@@ -49,7 +50,7 @@ class Bench:
         What is slow to load is loaded here, off the clock. Raises ConfigError if it cannot be.
         """
         speculation = self._config.speculation
-        planner = Planner(speculation.auto, copy.deepcopy(self._cost))
+        planner = Planner(speculation.auto, copy.deepcopy(self._cost), self._bigrams)
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
         shared = Shared(speculation, self._eos_token_ids, planner, encode)
         build_drafter(shared, arm.plan, seed=0)

@@ -79,7 +79,12 @@ def _record(options: argparse.Namespace) -> int:
     bench, config, info = open_bench(options)
     traces = record(bench, Arm(REFERENCE, config.speculation.resolve(REFERENCE)), suites)
     eos_token_ids = frozenset(info.eos_token_ids)
-    recording = Recording(tuple(traces), eos_token_ids, fingerprint(config, info.dtype))
+    recording = Recording(
+        tuple(traces),
+        eos_token_ids,
+        fingerprint(config, info.dtype),
+        bench.core.planner.bigrams,
+    )
     recording.save(options.record)
     num_tokens = sum(len(trace.token_ids) for trace in traces)
     print(f"{options.record}: {len(traces)} prompts, {num_tokens} tokens")

@@ -36,7 +36,7 @@ def replay(
         for arm in arms:
             counts: dict[str, list[Replayed]] = {}
             for slope in slopes:
-                replayer = Replayer(arm, config, slope, recording.eos_token_ids, reliability)
+                replayer = Replayer(arm, config, slope, recording, reliability)
                 progress.set_description(f"{arm.label} {slope:g}")
                 if replayer.is_priced or not counts:
                     counts = {

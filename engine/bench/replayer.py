@@ -15,7 +15,7 @@ from dataclasses import replace
 from engine.bench.arm import Arm
 from engine.bench.reliability import Reliability
 from engine.bench.replay_row import Replayed
-from engine.bench.trace import Trace
+from engine.bench.trace import Recording, Trace
 from engine.config import SpeculationConfig
 from engine.errors import ConfigError
 from engine.spec.auto import Auto
@@ -42,7 +42,7 @@ class Replayer:
         arm: Arm,
         config: SpeculationConfig,
         slope: float,
-        eos_token_ids: frozenset[int],
+        recording: Recording,
         reliability: Reliability | None = None,
     ) -> None:
         """`reliability`: takes in what `auto` predicts.
@@ -52,10 +52,16 @@ class Replayer:
             raise ConfigError("rest cannot be replayed: no recording has its datastore's tokenizer")
         auto = replace(config.auto, cost_slope=slope, explore=False)
         self._arm = arm
-        self._planner = Planner(auto, StepCost.sloped(slope, is_fixed=True))
+        bigrams = recording.bigrams
+        if bigrams is not None and bigrams.width != auto.width:
+            raise ConfigError(
+                f"speculation.auto.width is {auto.width}; the recording was made with "
+                f"{bigrams.width}"
+            )
+        self._planner = Planner(auto, StepCost.sloped(slope, is_fixed=True), bigrams)
         if reliability is not None:
             reliability.watch(self._planner.calibrator)
-        self._shared = Shared(replace(config, auto=auto), eos_token_ids, self._planner)
+        self._shared = Shared(replace(config, auto=auto), recording.eos_token_ids, self._planner)
 
     @property
     def is_priced(self) -> bool:

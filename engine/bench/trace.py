@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ConfigError
+from engine.spec.bigrams import Bigrams
 from engine.spec.drafter import Rows
 
 TOP_K = 10
@@ -45,6 +46,7 @@ class Recording:
     traces: tuple[Trace, ...]
     eos_token_ids: frozenset[int]
     fingerprint: dict[str, Any]
+    bigrams: Bigrams | None = None  # what the model says after tokens that stand alone
 
     def save(self, path: Path) -> None:
         """Write a compressed npz file. Raises ConfigError if that fails."""
@@ -63,6 +65,9 @@ class Recording:
             "row_ids": np.concatenate([t.rows.token_ids for t in traces]).astype(np.int32),
             "row_logits": np.concatenate([t.rows.logits for t in traces]).astype(np.float32),
         }
+        if self.bigrams is not None:
+            arrays["bigrams"] = np.frombuffer(self.bigrams.rows, np.uint8)
+            arrays["bigrams_width"] = np.array(self.bigrams.width)
         try:
             with path.open("wb") as file:
                 np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -81,11 +86,18 @@ class Recording:
                 tuple(_traces(arrays)),
                 frozenset(arrays["eos_token_ids"].tolist()),
                 json.loads(str(arrays["fingerprint"])),
+                _bigrams(arrays),
             )
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from error
         except (ValueError, KeyError, AttributeError, EOFError, BadZipFile) as error:
             raise ConfigError(f"{path}: not a recording of `treeline bench --record`") from error
+
+
+def _bigrams(arrays: dict[str, npt.NDArray[Any]]) -> Bigrams | None:
+    if "bigrams" not in arrays:
+        return None
+    return Bigrams(int(arrays["bigrams_width"]), arrays["bigrams"].tobytes())
 
 
 def _traces(arrays: dict[str, npt.NDArray[Any]]) -> list[Trace]:

@@ -7,13 +7,13 @@ The price of a draft node follows from this curve, and its shape cannot be guess
 import hashlib
 import json
 import logging
-import os
 import platform
 import time
 from pathlib import Path
 
 import torch
 
+from engine.model.cache_folder import cache_folder
 from engine.model.native import kernels_id
 from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
@@ -74,8 +74,7 @@ def _cache_path(runner: ModelRunner, model_name: str, top_k: int) -> Path:
     if not is_cuda:
         facts["kernels"] = kernels_id()
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "treeline" / "step-cost" / f"{name}.json"
+    return cache_folder() / "step-cost" / f"{name}.json"
 
 
 def _cpu_name() -> str:

@@ -9,7 +9,6 @@ complete, and its checksums are compared at every start, so a broken one is rebu
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import sys
 import zlib
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 
 from engine.errors import ModelError
+from engine.model.cache_folder import cache_folder
 
 FORMAT_VERSION = 1  # of the cached folders; raise it when what is written into them changes
 MANIFEST = "treeline.json"
@@ -51,15 +51,6 @@ def unpack_gguf(gguf: Path) -> Path:
             "set XDG_CACHE_HOME to a writable folder with room for the unpacked model."
         ) from error
     return folder
-
-
-def cache_folder() -> Path:
-    """Where unpacked models are kept."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "treeline"
-    except RuntimeError as error:  # a user without a home
-        raise ModelError("No home folder can hold the model cache: set XDG_CACHE_HOME.") from error
 
 
 def _build(gguf: Path, folder: Path) -> None:

@@ -63,6 +63,7 @@ class ModelRunner:
         capacity = loaded.max_model_len + max_tree_nodes + 1
         self._model = loaded.model
         self.device = loaded.device
+        self.max_tree_nodes = max_tree_nodes
         self._group = heads // kv_heads
         shape = KvShape(config.num_hidden_layers, kv_heads, head_dim, capacity)
         self.kv = KvCache(shape, num_slots, loaded.dtype, loaded.device)

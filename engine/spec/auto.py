@@ -94,7 +94,7 @@ class Auto:
         self._tokens = token_ids
         self._num_prompt_tokens = len(token_ids)
         self._trie = ContextTrie(token_ids, config.order, is_lazy=True)
-        self._adjacency = AdjacencySource(config.width, config.max_rows)
+        self._adjacency = AdjacencySource(config.width, config.max_rows, self.planner.bigrams)
         self._adjacency.count(token_ids)
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
         self._sources: dict[int, TokenSource] = {

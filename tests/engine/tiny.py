@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 import transformers
 
-from engine.config import EngineConfig, ModelConfig, ModelSource, SpeculationConfig
+from engine.config import AutoConfig, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.core import EngineCore
 from engine.model.attention import NAME
 from engine.model.loader import LoadedModel
 from engine.model.runner import ModelRunner
+from engine.spec.bigrams import Bigrams
+from engine.spec.drafter import Rows
+from engine.spec.packed_rows import packer
 from engine.types import (
     EngineInfo,
     EngineOutput,
@@ -102,7 +105,15 @@ def make_core(family: str = "Llama", tokenizer=None, **changes) -> EngineCore:
     info = EngineInfo(
         "tiny", loaded.architecture, "cpu", str(dtype), VOCAB, MAX_LEN, config.max_batch, (EOS,)
     )
-    return EngineCore(config, runner, info, tokenizer)
+    return EngineCore(config, runner, info, tokenizer, bigrams=random_bigrams())
+
+
+def random_bigrams() -> Bigrams:
+    """Some successors of each token, for `auto`: where they come from is all the same to it."""
+    generator = torch.Generator().manual_seed(5)
+    width = AutoConfig().width
+    logits = torch.randn(VOCAB, VOCAB, generator=generator).topk(width)
+    return Bigrams(width, packer(width)(Rows(logits.indices.numpy(), logits.values.numpy())))
 
 
 def plan(method: str, **wishes) -> SpeculationPlan:

@@ -278,7 +278,7 @@ def test_replay_of_a_method_that_reads_no_rows_is_the_engine(
 ) -> None:
     arm = Arm(method, SPECULATION.resolve(method))
     bench = tiny_bench(max_tokens=40)
-    replayer = Replayer(arm, SPECULATION, 0.1, recording.eos_token_ids)
+    replayer = Replayer(arm, SPECULATION, 0.1, recording)
     prompts = [prompt for suite in PROMPTS.values() for prompt in suite]
     total = SpecStats()
     for prompt, trace in zip(prompts, recording.traces, strict=True):

@@ -7,9 +7,11 @@ import pytest
 
 from engine.spec.adjacency_source import AdjacencySource, AdjacencyView
 from engine.spec.answer_cache import AnswerCache
+from engine.spec.bigrams import Bigrams
 from engine.spec.context_source import ContextSource
 from engine.spec.context_trie import ContextTrie
 from engine.spec.drafter import Rows
+from engine.spec.packed_rows import packer
 from engine.spec.pool import Pool
 from engine.spec.pool_source import PoolSource
 from engine.spec.token_source import NUM_CODES, NUM_SILENT
@@ -77,6 +79,18 @@ def test_a_token_without_a_row_borrows_from_another_in_its_place() -> None:
     source.count([7, 7, 8])
     assert set(named(source, (1, 2, 3))) == {30, 31, 7, 8}
     assert named(source, (9, 9, 9)) == [7, 8], "the most frequent first"
+
+
+def test_a_token_without_a_row_is_known_from_the_vocabulary() -> None:
+    bigrams = Bigrams(2, packer(2)(rows([50, 51], [52, 53])))
+    source = AdjacencySource(2, 9, bigrams)
+    source.count([7, 7, 8])
+    source.observe([(1, 1, 4)], rows([30, 31]))
+    assert set(named(source, (9, 9, 1))) == {52, 53}, "as the target says it, and nothing else"
+    assert set(named(source, (1, 1, 4))) == {30, 31}, "what the text showed counts more"
+    assert set(named(source, (9, 9, 2))) == {7, 8}, "token 2 was not asked about"
+    source.observe([(9, 9, 1)], rows([32, 33]))
+    assert set(named(source, (9, 9, 1))) == {32, 33}
 
 
 def test_parts_of_a_pass_teach_their_own_rows() -> None:

@@ -7,13 +7,14 @@ that guarantee; `exact: true` is then refused at start.
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from engine.model.cache_folder import cache_folder
 
 _HERE = Path(__file__).parent
 _SOURCES = (
@@ -116,8 +117,7 @@ def _library_path() -> Path:
     for name in _SOURCES:
         digest.update((_HERE / name).read_bytes())
     digest.update(" ".join((*_FLAGS, platform.machine(), _processor())).encode())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "treeline" / "kernels" / f"{digest.hexdigest()[:16]}.so"
+    return cache_folder() / "kernels" / f"{digest.hexdigest()[:16]}.so"
 
 
 def _processor() -> str:
