@@ -12,9 +12,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import engine.core
-import engine.model.runner
 from engine.core import EngineCore
 from engine.drafting import StepDrafts
+from engine.model.fused_decoder import FusedDecoders
+from engine.model.fused_model import FusedModel
 from engine.model.kv_cache import KvCache
 from engine.model.native_attention import NativeStep
 from engine.model.runner import ModelRunner
@@ -61,7 +62,9 @@ def marked(runner: ModelRunner) -> Iterator[None]:
         (FilledGoose, "observe", "learn"),
         (KvCache, "move", "commit"),
         (ModelRunner, "_forward", "packed forward"),
-        (engine.model.runner, "best_tokens", "top-k"),
+        (ModelRunner, "_best", "top-k"),
+        (FusedModel, "__call__", "forward"),
+        (FusedDecoders, "run", "layers"),
         (NativeStep, "attend", "attention"),
         (SdpaStep, "attend", "attention"),
     ]
@@ -90,8 +93,6 @@ def _named(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _hooks(module: nn.Module, model: nn.Module) -> Iterator[Any]:
     kind = type(module).__name__
     part = "linear" if "Linear" in kind else "norm" if "Norm" in kind else None
-    if kind == "FusedDecoders":
-        part = "layers"
     if module is model:
         part = "forward"
     if part is None:

@@ -68,16 +68,22 @@ class FusedDecoders(nn.Module):
                     **others,
                 )
             return hidden_states
-        rows = hidden_states.shape[1]
         hidden = hidden_states.clone(memory_format=torch.contiguous_format)
-        cosine, sine = position_embeddings[0].contiguous(), position_embeddings[1].contiguous()
+        cosine, sine = (angles.contiguous() for angles in position_embeddings)
+        self.run(hidden[0], cosine[0], sine[0], treeline_step)
+        return hidden
+
+    def run(self, hidden: Tensor, cosine: Tensor, sine: Tensor, step: NativeStep) -> None:
+        """All layers over `hidden` [rows, hidden], in place; `cosine`, `sine` [rows, head_dim].
+        All contiguous."""
+        rows = len(hidden)
         if len(self._scratch) < rows * self._columns:
             self._scratch = torch.empty(rows * self._columns, dtype=torch.bfloat16)
-        data = treeline_step.kv.data
+        data = step.kv.data
         if self._kernels.treeline_decode(
             self._native,
             len(self._native),
-            treeline_step.native,
+            step.native,
             hidden.data_ptr(),
             cosine.data_ptr(),
             sine.data_ptr(),
@@ -89,7 +95,6 @@ class FusedDecoders(nn.Module):
             torch.get_num_threads(),
         ):
             raise MemoryError("no memory for the attention kernel's scratch space")
-        return hidden
 
 
 def fuse_decoders(model: nn.Module, kernels: ctypes.CDLL, shape: KvShape) -> int:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.model import native_topk, topk
 from engine.model.attention import AttentionStep
 from engine.model.forward import forward
 from engine.model.fused_decoder import fuse_decoders
+from engine.model.fused_model import FusedModel, fuse_model
 from engine.model.fusing import fuse_layers
 from engine.model.gpu_start import GpuPasses, start_gpu
 from engine.model.kv_cache import KvCache, KvShape
@@ -25,7 +27,6 @@ from engine.model.row_blocks import ROW_BLOCK, block_linears
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.sdpa_attention import SdpaStep
 from engine.model.self_check import rows_keep_their_bits
-from engine.model.topk import best_tokens
 from engine.spec.drafter import Rows
 
 _BUCKET_STEPS = ((64, 4), (128, 8), (512, 32))  # up to so many rows: multiples of
@@ -79,9 +80,12 @@ class ModelRunner:
             least_rows = stable_rows(packed, loaded.dtype) if packed else 1
         self._min_rows = least_rows or 1
         self._has_buckets = bool(packed)
+        self._fused: FusedModel | None = None
         self._is_native = self._kernels is not None and attention == "auto"
         if self._is_native and self._kernels is not None:
             fuse_decoders(self._model, self._kernels, shape)
+            if not packed:
+                self._fused = fuse_model(self._model, self._kernels, shape, self._group)
         self._is_blocked = exact and not is_cpu
         self._gpu = GpuPasses()
         if self._is_blocked:
@@ -119,11 +123,16 @@ class ModelRunner:
         if not len(logits):
             self.forward_seconds = time.perf_counter() - begin
             return [None] * len(parts)
-        argmax, ids, values = best_tokens(logits, top_k)
-        best = Rows(ids.cpu().numpy(), values.float().cpu().numpy())
-        results = self._split(parts, logits, argmax.tolist(), best)
+        argmax, best = self._best(logits, top_k)
+        results = self._split(parts, logits, argmax, best)
         self.forward_seconds = time.perf_counter() - begin
         return results
+
+    def _best(self, logits: Tensor, k: int) -> tuple[list[int], Rows]:
+        if self._kernels is not None:
+            return native_topk.best_tokens(self._kernels, logits, k)
+        argmax, ids, values = topk.best_tokens(logits, k)
+        return argmax.tolist(), Rows(ids.cpu().numpy(), values.float().cpu().numpy())
 
     @property
     def passes(self) -> str:
@@ -166,4 +175,7 @@ class ModelRunner:
 
     def _forward(self, parts: Sequence[RunRequest]) -> Tensor:
         packed = PackedPass.of(parts)
-        return forward(self._model, packed, self._step(packed), self.device, self._bucket)
+        step = self._step(packed)
+        if self._fused is not None and isinstance(step, NativeStep):
+            return self._fused(packed, step)
+        return forward(self._model, packed, step, self.device, self._bucket)

@@ -100,3 +100,45 @@ def test_a_list_of_other_modules_is_left_alone() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Identity()]), "none": nn.ModuleList()})
     assert fuse_decoders(model, one._kernels, one.kv.shape) == 0
     assert isinstance(model["layers"][0], nn.Identity)
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_a_whole_pass_gives_the_bits_of_the_model(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused = runner(family)
+    assert fused._fused is not None
+    got = passes(fused)
+    monkeypatch.setattr("engine.model.runner.fuse_model", lambda *_: None)
+    apart = runner(family)
+    assert apart._fused is None
+    assert all(map(torch.equal, got, passes(apart)))
+    assert torch.equal(fused.kv.data[:, :, 0, :, :41], apart.kv.data[:, :, 0, :, :41])
+
+
+def test_a_model_that_computes_something_else_is_not_replaced() -> None:
+    """Its layers are; what stands around them keeps its own code."""
+    tiny_model.cache_clear()
+    loaded = tiny_loaded("Llama", BF16)
+    plain = type(loaded.model).forward
+
+    class Capped(type(loaded.model)):
+        def forward(self, *args, **kwargs):
+            output = plain(self, *args, **kwargs)
+            output.logits = 3.0 * torch.tanh(output.logits / 3.0)
+            return output
+
+    loaded.model.__class__ = Capped
+    one = ModelRunner(loaded, 2, 64)
+    assert stack(one)
+    assert one._fused is None
+    assert all(logits.abs().max() <= 3.0 for logits in passes(one))
+    tiny_model.cache_clear()
+
+
+def test_angles_that_depend_on_more_than_the_position_are_computed_anew() -> None:
+    tiny_model.cache_clear()
+    loaded = tiny_loaded("Llama", BF16)
+    loaded.model.model.rotary_emb.rope_type = "dynamic"
+    assert ModelRunner(loaded, 2, 64)._fused is None
+    tiny_model.cache_clear()

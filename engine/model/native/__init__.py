@@ -19,7 +19,7 @@ from engine.model.cache_folder import cache_folder
 _HERE = Path(__file__).parent
 _SOURCES = (
     *("kernels.c", "attention.inc.c", "blocks.inc.c", "pairs.inc.c"),
-    *("rows.inc.c", "linear.inc.c", "decoder.inc.c"),
+    *("rows.inc.c", "best.inc.c", "linear.inc.c", "decoder.inc.c"),
 )
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 
@@ -91,6 +91,10 @@ def load_kernels() -> ctypes.CDLL | None:
     kernels.treeline_norm.restype = None
     kernels.treeline_gate.argtypes = [address, address, number, number, number, number]
     kernels.treeline_gate.restype = None
+    kernels.treeline_best.argtypes = [
+        *(address, number, number, number, address, address, address, number, number),
+    ]
+    kernels.treeline_best.restype = None
     if kernels.treeline_linear_panel():
         kernels.treeline_pack_linear.argtypes = [address, address, number, number]
         kernels.treeline_pack_linear.restype = None

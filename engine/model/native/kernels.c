@@ -78,10 +78,22 @@ static inline vf vexp(vf x) {
 
 static inline float exp1(float x) { return vexp(splat(x))[0]; }
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#endif
+
 static inline float largest(vf x) {
-    /* Of numbers without order, so in any order. */
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+    /* Of numbers without order, so in any order: every lane with one half, a quarter, ... on. */
+    vf y = SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x = choose(x > y, x, y);
+    y = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x = choose(x > y, x, y);
+    y = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    x = choose(x > y, x, y);
+    y = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    x = choose(x > y, x, y);
     return x[0];
 }
 
@@ -174,12 +186,6 @@ static void attend_copies(int n, int nd, const float *q, const float *kt, const 
 #undef BODY
 }
 
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
-#endif
-
 static inline void transpose(vi x[LANES]) {
     /* 16 by 16 numbers: shuffling the halves of a pack together four times over. */
     for (int round = 0; round < 4; round++) {
@@ -267,6 +273,7 @@ static float *own_scratch(const Pass *pass, int *failed) {
 #include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
+#include "best.inc.c"
 #undef ELEM
 #undef LOAD
 #undef STORE
@@ -280,6 +287,7 @@ static float *own_scratch(const Pass *pass, int *failed) {
 #include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
+#include "best.inc.c"
 #ifdef HAS_PAIRS
 #undef NAME
 #define NAME(x) pairs_##x
@@ -332,5 +340,17 @@ void treeline_gate(const void *x, void *y, int rows, int dim, int is_bf16, int t
         const size_t at = (size_t)r * dim;
         if (is_bf16) bf16_gate_row((const uint16_t *)x + 2 * at, (uint16_t *)y + at, dim);
         else f32_gate_row((const float *)x + 2 * at, (float *)y + at, dim);
+    }
+}
+
+void treeline_best(const void *x, int rows, int dim, int k, int64_t *argmax, int64_t *ids,
+                   float *values, int is_bf16, int threads) {
+    /* Of [rows, dim], `k` >= 1: argmax [rows], ids and values [rows, k]. */
+#pragma omp parallel for num_threads(threads) if (rows >= 4)
+    for (int r = 0; r < rows; r++) {
+        const size_t at = (size_t)r * dim, to = (size_t)r * k;
+        if (is_bf16)
+            bf16_best_row((const uint16_t *)x + at, dim, k, argmax + r, ids + to, values + to);
+        else f32_best_row((const float *)x + at, dim, k, argmax + r, ids + to, values + to);
     }
 }

@@ -1,5 +1,6 @@
-/* Blocks of bf16 keys as pairs of dimensions, multiplied two at a time; values stay where they are.
- * For head dimensions in whole tiles; see attention.inc.c. */
+/* Blocks of bf16 numbers multiplied two at a time: keys as pairs of dimensions, values, which stay
+ * where they are, as pairs of neighbouring positions, whose weights are rounded to bf16 as
+ * transformers rounds them. For head dimensions in whole tiles; see attention.inc.c. */
 
 static inline void pairs_put_query(const uint16_t *from, int dim, float scale, float *q) {
     (void)scale; /* of the scores, so that queries stay as they are */
@@ -28,6 +29,13 @@ static inline void pairs_load_block(const uint16_t *keys, const uint16_t *values
     }
 }
 
+static inline __m512i interleaved(int first) {
+    /* Which of 2 * 32 numbers stand where: the first of both, the second of both, ... */
+    const __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i own = _mm512_add_epi32(places, _mm512_set1_epi32(first));
+    return _mm512_or_si512(own, _mm512_slli_epi32(_mm512_add_epi32(own, _mm512_set1_epi32(32)), 16));
+}
+
 static inline __attribute__((always_inline)) void pairs_body(
     const int n, const int nd, const float *q, const float *kt, const uint16_t *values,
     const int32_t *rows, const Sight sight, float *max, float *mass, float *out) {
@@ -47,11 +55,30 @@ static inline __attribute__((always_inline)) void pairs_body(
     weigh(n, s, sight, max, mass, weights, fade);
     for (int g = 0; g < n; g++)
         for (int i = 0; i < nd; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
-    for (int j = sight.first; j < sight.last; j++) {
-        const uint16_t *value = values + (size_t)rows[j] * sight.dim;
-        for (int i = 0; i < nd; i++) {
-            const vf numbers = bf16_lanes_at(value + i * LANES);
-            for (int g = 0; g < n; g++) o[g][i] += weights[g][j] * numbers;
+    uint16_t shares[MOST_QUERIES][BLOCK];
+    for (int g = 0; g < n; g++)
+        for (int c = 0; c < BLOCK / LANES; c += 2) {
+            const __m512 low = _mm512_loadu_ps(weights[g] + c * LANES);
+            const __m512 high = _mm512_loadu_ps(weights[g] + (c + 1) * LANES);
+            _mm512_storeu_si512(shares[g] + c * LANES, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        }
+    for (int j = sight.first & ~1; j < sight.last; j += 2) {
+        const uint16_t *one = values + (size_t)rows[j] * sight.dim;
+        /* Behind the last key there may be anything, so it is not read. */
+        const int is_pair = j + 1 < sight.last;
+        const uint16_t *two = is_pair ? values + (size_t)rows[j + 1] * sight.dim : one;
+        for (int i = 0; i < nd; i += 2) {
+            const __m512i a = _mm512_loadu_si512(one + i * LANES);
+            const __m512i b = _mm512_maskz_loadu_epi16(is_pair ? ~0u : 0, two + i * LANES);
+            const __m512bh low = (__m512bh)_mm512_permutex2var_epi16(a, interleaved(0), b);
+            const __m512bh high = (__m512bh)_mm512_permutex2var_epi16(a, interleaved(LANES), b);
+            for (int g = 0; g < n; g++) {
+                int32_t pair;
+                memcpy(&pair, shares[g] + j, sizeof pair);
+                const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+                o[g][i] = (vf)_mm512_dpbf16_ps((__m512)o[g][i], both, low);
+                o[g][i + 1] = (vf)_mm512_dpbf16_ps((__m512)o[g][i + 1], both, high);
+            }
         }
     }
     for (int g = 0; g < n; g++)
