@@ -64,7 +64,8 @@ class _Step:
         stats = count(tree, outcome)
         request.stats += stats
         method = request.source.speculation.method
-        self.spec[method] = self.spec.get(method, SpecStats()) + stats
+        known = self.spec.get(method)
+        self.spec[method] = stats if known is None else known + stats
         self.trees.append((method, tree.num_draft_tokens))
 
 

@@ -35,7 +35,7 @@ class FusedModel:
     def __init__(self, model: Any, num_positions: int) -> None:
         """`model` must satisfy `_has_known_parts`."""
         inner = model.model
-        self._embedding: Tensor = inner.embed_tokens.weight
+        self._embedding: Tensor = inner.embed_tokens.weight.detach()
         self._decoders: FusedDecoders = inner.layers[0]
         self._norm, self._head = inner.norm, model.lm_head
         places = torch.arange(num_positions)[None]

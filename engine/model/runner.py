@@ -67,10 +67,10 @@ class ModelRunner:
         self.max_tree_nodes = max_tree_nodes
         self._group = heads // kv_heads
         shape = KvShape(config.num_hidden_layers, kv_heads, head_dim, capacity)
-        self.kv = KvCache(shape, num_slots, loaded.dtype, loaded.device)
         is_cpu = loaded.device.type == "cpu"
         has_kernels = is_cpu and loaded.dtype in _KERNEL_DTYPES and head_dim <= MAX_HEAD_DIM
         self._kernels = load_kernels() if has_kernels else None
+        self.kv = KvCache(shape, num_slots, loaded.dtype, loaded.device, self._kernels)
         if self._kernels is not None:
             fuse_layers(self._model, self._kernels)
         packed: list[PackedLinear] = []
@@ -106,7 +106,6 @@ class ModelRunner:
             return NativeStep(self._kernels, self.kv, packed.parts, self._group)
         return SdpaStep(self.kv, packed.parts, self._group)
 
-    @torch.inference_mode()
     def run(self, parts: Sequence[RunRequest]) -> list[RunResult | None]:
         """Compute all rows, write their KV into the slots' scratch rows, and read what is needed.
 
@@ -178,4 +177,5 @@ class ModelRunner:
         step = self._step(packed)
         if self._fused is not None and isinstance(step, NativeStep):
             return self._fused(packed, step)
-        return forward(self._model, packed, step, self.device, self._bucket)
+        with torch.inference_mode():
+            return forward(self._model, packed, step, self.device, self._bucket)

@@ -94,7 +94,8 @@ class Auto:
         self._tokens = token_ids
         self._num_prompt_tokens = len(token_ids)
         self._trie = ContextTrie(token_ids, config.order, is_lazy=True)
-        self._adjacency = AdjacencySource(config.width, config.max_rows, self.planner.bigrams)
+        bigrams = self._planner.bigrams if self._planner is not None else None
+        self._adjacency = AdjacencySource(config.width, config.max_rows, bigrams)
         self._adjacency.count(token_ids)
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
         self._sources: dict[int, TokenSource] = {

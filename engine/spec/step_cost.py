@@ -30,7 +30,7 @@ class StepCost:
         self.is_fixed = is_fixed
         self._shape = [seconds[size] for size in self.sizes]
         self._scale = 1.0
-        self._costs: dict[int, float] = {}  # of the sizes asked for since the last correction
+        self._costs: dict[int, float] = {}  # of the sizes asked for, before scaling
         self._num_corrections = 0
         self._tabulate()
 
@@ -81,8 +81,8 @@ class StepCost:
         """Seconds of a step of `rows` rows."""
         cost = self._costs.get(rows)
         if cost is None:
-            cost = self._costs[rows] = self._interpolate(rows) * self._scale
-        return cost
+            cost = self._costs[rows] = self._interpolate(rows)
+        return cost * self._scale
 
     def table(self) -> dict[int, float]:
         """Seconds by measured size, as corrected so far."""
@@ -102,8 +102,6 @@ class StepCost:
         self._num_corrections += 1
         if self._num_corrections % _CORRECTIONS == 0:
             self._tabulate()
-        else:
-            self._costs.clear()
 
     def _place(self, rows: int) -> tuple[int, float]:
         """The entry below `rows` and how far behind it `rows` lies, in steps between entries."""

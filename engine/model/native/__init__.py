@@ -91,6 +91,8 @@ def load_kernels() -> ctypes.CDLL | None:
     kernels.treeline_norm.restype = None
     kernels.treeline_gate.argtypes = [address, address, number, number, number, number]
     kernels.treeline_gate.restype = None
+    kernels.treeline_move.argtypes = [address, *([number] * 5), address, number]
+    kernels.treeline_move.restype = None
     kernels.treeline_best.argtypes = [
         *(address, number, number, number, address, address, address, number, number),
     ]

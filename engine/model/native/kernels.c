@@ -354,3 +354,19 @@ void treeline_best(const void *x, int rows, int dim, int k, int64_t *argmax, int
         else f32_best_row((const float *)x + at, dim, k, argmax + r, ids + to, values + to);
     }
 }
+
+void treeline_move(void *data, int planes, int slots, int kv_heads, int capacity, int row_bytes,
+                   const int32_t *moves, int num_moves) {
+    /* Copy rows of [planes, slots, kv_heads, capacity, row], each a slot, a source and a target,
+     * one after the other. */
+    for (int p = 0; p < planes; p++)
+        for (int i = 0; i < num_moves; i++) {
+            const int32_t *move = moves + 3 * i;
+            for (int head = 0; head < kv_heads; head++) {
+                char *rows = (char *)data +
+                             (((size_t)p * slots + move[0]) * kv_heads + head) * capacity * row_bytes;
+                memcpy(rows + (size_t)move[2] * row_bytes, rows + (size_t)move[1] * row_bytes,
+                       row_bytes);
+            }
+        }
+}
