@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from engine.spec.token_source import NUM_CODES, NUM_SILENT
 
 SHIFT = 8  # bits per source in a key
-_MAX_KEYS = 1 << 16
+_MAX_KEYS = 1 << 14  # half a kilobyte each; hundreds are common
+_WELL_KNOWN = 8.0  # trials from which on a key is not the first to leave
+_SPARED = 8  # such keys that one newcomer passes by at most
 _AGREEMENT_WEIGHT = 20.0  # observations that "agreeing is worth nothing" counts for
 _SUREST = 0.98
 _GUESS_AGE = 256  # observations that a guess outlives at most
@@ -63,12 +65,25 @@ class Calibrator:
         known = self._joint_counts.get(key)
         if known is None:
             if len(self._joint_counts) >= _MAX_KEYS:
-                oldest = next(iter(self._joint_counts))
-                del self._joint_counts[oldest], self.lookup[oldest]
+                self._forget_one()
             known = self._joint_counts[key] = [0.0, 0.0]
         known[0] = known[0] * decay + hit
         known[1] = known[1] * decay + 1.0
         self.lookup.settle(key, (known[0] + weight * self._prior(key)) / (known[1] + weight))
+
+    def _forget_one(self) -> None:
+        """Drop the oldest key that is not well known; those before it get half their trials and
+        the youngest's place."""
+        for _ in range(_SPARED):
+            oldest = next(iter(self._joint_counts))
+            counts = self._joint_counts.pop(oldest)
+            if counts[1] < _WELL_KNOWN:
+                break
+            self._joint_counts[oldest] = [0.5 * count for count in counts]
+        else:
+            oldest = next(iter(self._joint_counts))
+            del self._joint_counts[oldest]
+        del self.lookup[oldest]
 
     def trials(self, key: int) -> float:
         """Decayed number of observations of `key`."""

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from engine.spec import calibrator as module
 from engine.spec.calibrator import SHIFT, Calibrator
 from engine.spec.drafter import DraftLimits
 from engine.spec.priced_tree import PricedTree
@@ -119,3 +120,27 @@ def test_what_trees_promise_is_what_comes() -> None:
     assert predicted / realised == pytest.approx(1.0, abs=0.05)
     for token, truth in truths.items():
         assert calibrator.probability(NUM_SILENT + token - 1) == pytest.approx(truth, abs=0.04)
+
+
+def test_memory_is_bounded_and_what_is_well_known_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_KEYS", 40)
+    calibrator = Calibrator(PRIORS)
+    common, rare = (key(A, 0), key(B, 0)), [key(A, code) for code in range(4, 250)]
+    for new in rare:
+        calibrator.observe(common[0], is_hit=True)
+        calibrator.observe(common[1], is_hit=False)
+        calibrator.observe(new, is_hit=True)
+    assert len(calibrator.lookup) <= 40
+    assert all(calibrator.trials(known) > 4 for known in common)
+    assert calibrator.probability(common[0]) > 0.9 > 0.1 > calibrator.probability(common[1])
+    assert calibrator.trials(rare[0]) == 0.0 < calibrator.trials(rare[-1])
+
+
+def test_room_is_made_where_everything_is_well_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_KEYS", 20)
+    calibrator = Calibrator(PRIORS)
+    for code in range(4, 40):
+        for _ in range(20):
+            calibrator.observe(key(A, code), is_hit=True)
+    assert len(calibrator.lookup) == 20
+    assert calibrator.trials(key(A, 39)) > 8

@@ -58,6 +58,46 @@ def test_after_an_edit_every_near_place_is_named() -> None:
     assert len({code for _, code in found}) == 5
 
 
+def renamed(text: list[int], old: list[int], new: list[int]) -> list[int]:
+    """`text` with every `old` replaced."""
+    done: list[int] = []
+    while text:
+        hit = text[: len(old)] == old
+        done += new if hit else text[:1]
+        text = text[len(old) :] if hit else text[1:]
+    return done
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [([7], [70]), ([7], [70, 71, 72]), ([7, 8, 9], [70]), ([7, 8], [70, 71])]
+)
+def test_what_was_changed_once_is_changed_again(old: list[int], new: list[int]) -> None:
+    prediction = [1, 2, 3, 4, *old, 20, 21, 22, 23, *old, 30, 31, 32, 33, *old, 40, 41, 42, *old]
+    text = renamed(prediction, old, new)
+    named, source = follow(prediction, text)
+    # The first time costs the new tokens and up to three more until the text is found again.
+    assert named >= len(text) - len(new) - 3
+    assert source.num_accepted == len(prediction) - 4 * len(old)
+
+
+def test_a_change_that_is_not_made_again_is_offered_beside_the_old_text() -> None:
+    prediction = [1, 2, 3, 4, 7, 20, 21, 22, 23, 7, 30, 31, 32, 33]
+    text = [1, 2, 3, 4, 70, 20, 21, 22, 23]
+    _, source = follow(prediction, text)
+    _, found = source.propose(source.anchor())
+    assert [token for token, _ in found] == [70, 7]
+    assert source.advance(source.anchor(), 7).next == 10
+    assert source.advance(source.anchor(), 70).next == 10
+    _, source = follow(prediction, [*text, 7, 30, 31, 32, 33])
+    assert source.num_accepted == 13
+
+
+def test_long_edits_are_no_swaps() -> None:
+    prediction = [1, 2, 3, 4, *range(50, 60), 20, 21, 22, 23, 50, 51]
+    _, source = follow(prediction, [1, 2, 3, 4, 70, 20, 21, 22, 23])
+    assert [token for token, _ in source.propose(source.anchor())[1]] == [50]
+
+
 def test_a_wrong_prediction_is_rejected_whole() -> None:
     _, source = follow([1, 2, 3, 4], [60, 3, 61, 4, 62, 2, 63])
     assert counts(source) == (0, 4)
