@@ -1,7 +1,7 @@
 """Tree attention by kernels of our own: a row's bits depend on its own tokens only.
 
-Each row is computed over its keys in logical order, in blocks at fixed logical positions, in fp32
-(native/attention.inc.c). Tree shape, row count, company, scratch places and chunking drop out, so
+Each row is computed over its keys in logical order, in blocks at fixed logical positions, with sums
+in fp32 (native/attention.inc.c). Tree shape, row count, company, scratch places and chunking drop out, so
 speculation is bit-identical to plain decoding in bf16 too.
 """
 
