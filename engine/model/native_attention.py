@@ -1,8 +1,8 @@
 """Tree attention by kernels of our own: a row's bits depend on its own tokens only.
 
 Each row is computed over its keys in logical order, in blocks at fixed logical positions, with sums
-in fp32 (native/attention.inc.c). Tree shape, row count, company, scratch places and chunking drop out, so
-speculation is bit-identical to plain decoding in bf16 too.
+in fp32 (native/attention.inc.c). Tree shape, row count, company, scratch places and chunking drop
+out, so speculation is bit-identical to plain decoding in bf16 too.
 """
 
 import ctypes

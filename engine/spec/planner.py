@@ -32,6 +32,7 @@ PLAIN_EVERY = 64  # steps: one is plain, so that it is known what that takes now
 _PLAIN_RATE = 0.25  # of the newest plain step in that
 _SCORED = 2  # requests per step whose candidates are scored: enough for calibration, in turn
 _MANY_ROWS, _CHEAP = 64, 2.0
+_SUREST, _FEW = 0.9, 4  # probability of the best nodes, and how many of these there may be
 _FAR_BELOW = 0.5  # of a probability that pays
 _FAR = 64  # nodes between the sizes looked at beyond the cost table
 
@@ -96,6 +97,13 @@ class Planner:
             return False
         return num_requests not in self._plain_seconds or self._num_plans % PLAIN_EVERY == 0
 
+    def _can_pay(self, num_requests: int, other_rows: int) -> bool:
+        """Whether nodes that are almost sure would be worth their rows. Where many requests keep
+        the machine busy, looking for nodes takes time for nothing."""
+        rows = num_requests + other_rows
+        per_row = (self.cost(rows + _FEW) - self.cost(rows)) / _FEW
+        return per_row < _SUREST * self.cost(num_requests) / num_requests
+
     def _rest(self, drafters: Sequence[tuple["Auto", DraftLimits]]) -> None:
         for drafter, _ in drafters:
             drafter.rest()
@@ -111,7 +119,8 @@ class Planner:
         """
         self._watchdog.meet(len(drafters))
         self._num_plans += 1
-        if self.is_resting or self._is_plain_due(len(drafters)):
+        is_idle = self.is_resting or self._is_plain_due(len(drafters))
+        if is_idle or not self._can_pay(len(drafters), other_rows):
             self._rest(drafters)
             return
         trees = [drafter.grow(limits) for drafter, limits in drafters]

@@ -159,7 +159,7 @@ def test_every_candidate_is_scored_whether_drafted_or_not() -> None:
     toy = Toy(VOCAB, 10, order=1)
     prompt = [3, 4, 5, 3, 4]
     told = []
-    for slope in (1e6, 0.0):
+    for slope in (0.85, 0.0):
         shared = planner(slope, explore=False, watchdog=False)
         ledger = Ledger(shared)
         one = drafter(shared)
@@ -176,6 +176,23 @@ def test_every_candidate_is_scored_whether_drafted_or_not() -> None:
         one.observe(StepResult(tree, rows, [], live[-1:]))
         told.append(sorted(ledger.told))
     assert told[0] == told[1] != []
+
+
+def test_nothing_is_looked_for_where_rows_are_as_dear_as_requests(monkeypatch) -> None:
+    """A machine that four requests fill: alone a request drafts, in company none even looks."""
+    cost = StepCost({rows: float(max(4, rows)) for rows in (1, 2, 4, 8, 16, 128)})
+    shared = Planner(AutoConfig(explore=False, watchdog=False), cost)
+    grown: list[int] = []
+    grow = Auto.grow
+    monkeypatch.setattr(Auto, "grow", lambda one, limits: grown.append(0) or grow(one, limits))
+    many = [drafter(shared) for _ in range(4)]
+    for one in many:
+        one.begin([3, 4, 5, 3, 4])
+    shared.plan([(many[0], ROOMY)])
+    assert len(grown) == 1
+    shared.plan([(one, ROOMY) for one in many])
+    assert len(grown) == 1
+    assert all(len(one.draft(ROOMY)) == 1 for one in many)
 
 
 def test_only_committed_positions_are_scored() -> None:
