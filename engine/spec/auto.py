@@ -80,12 +80,12 @@ class Auto:
 
     @property
     def needs(self) -> Needs:
-        """The best tokens of every row, of none at rest; of the prompt's rows too where they cost
-        little and no other request waits for them."""
+        """The best tokens of every row, of none in a plain step; of the prompt's rows too where
+        they cost little and no other request waits for them."""
         planner = self.planner
-        if planner.is_resting:
+        prompt_rows = planner.is_quiet and planner.has_cheap_rows and not planner.is_resting
+        if self._is_plain and not prompt_rows:
             return Needs()
-        prompt_rows = planner.is_quiet and planner.has_cheap_rows
         return Needs(top_k=self._config.width, prompt_rows=prompt_rows)
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -122,6 +122,7 @@ class Auto:
         if self._grammar is not None:
             self._sources[_FORCED] = ForcedSource(self._grammar)
         self._grown: PricedTree | None = None
+        self._is_plain = False  # whether the last plan looked for no nodes
         self._next = None
 
     def _match_in(self, trie: ContextTrie) -> list[Point]:
@@ -172,7 +173,7 @@ class Auto:
 
     def rest(self) -> None:
         """Make the next tree the anchor alone, and learn no more of it than its text."""
-        self._grown = None
+        self._grown, self._is_plain = None, True
         self._explored, self._num_offered = [], 0
         self._next = TokenTree.anchored(self._tokens[-1])
 
@@ -185,7 +186,7 @@ class Auto:
         tree, num_explored, tokens = self._grown.build(size)
         tree.token_ids[0] = self._tokens[-1]
         self._explored = self._draft_tree.add_to(tree, num_explored, self._limits.explore_depth)
-        self._next = tree
+        self._next, self._is_plain = tree, False
         self._num_offered = num_explored
         self.is_scored = is_scored
         return tokens

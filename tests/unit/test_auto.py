@@ -302,3 +302,16 @@ def test_guesses_that_could_not_pay_are_not_named() -> None:
     for least, count in ((0.0, 3), (0.05, 2), (0.5, 1), (1.0, 1)):
         source.start((1, 2, 3), least)
         assert len(source.propose(source.anchor())[1]) == count
+
+
+def test_a_plain_step_reads_no_rows() -> None:
+    """Where nothing is looked for nothing is learned, so nothing need be read."""
+    cost = StepCost({rows: float(max(4, rows)) for rows in (1, 2, 4, 8, 16, 128)})
+    shared = Planner(AutoConfig(explore=False, watchdog=False), cost)
+    many = [drafter(shared) for _ in range(4)]
+    for one in many:
+        one.begin([3, 4, 5, 3, 4])
+    shared.plan([(one, ROOMY) for one in many])
+    assert all(one.needs.top_k == 0 for one in many)
+    shared.plan([(many[0], ROOMY)])
+    assert many[0].needs.top_k == shared.config.width
