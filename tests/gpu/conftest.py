@@ -3,7 +3,6 @@
 Those of the Triton kernels run wherever Triton is installed, without a device in its interpreter.
 """
 
-import os
 from importlib.util import find_spec
 
 import pytest
@@ -15,8 +14,6 @@ HAS_TRITON = find_spec("triton") is not None
 collect_ignore_glob = [] if HAS_CUDA else ["test_cuda*.py"]
 if not HAS_TRITON:
     collect_ignore_glob.append("test_triton*.py")
-elif not HAS_CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are first imported
 
 
 def pytest_report_header(config: pytest.Config) -> str:
