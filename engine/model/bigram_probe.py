@@ -4,8 +4,6 @@ The tokens of a block are siblings in one tree below a line break, so that a pas
 step may have rows, and none of them sees another.
 """
 
-import hashlib
-import json
 import logging
 import sys
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from engine.model.cache_folder import cache_folder
+from engine.model.cache_folder import cache_file
 from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
 from engine.spec.bigrams import Bigrams
@@ -118,8 +116,7 @@ def _path(
         "width": width,
         "seconds": seconds,
     }
-    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "bigrams" / f"{name}.bin"
+    return cache_file("bigrams", facts, ".bin")
 
 
 def _load(path: Path, width: int) -> Bigrams | None:

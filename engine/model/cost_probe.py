@@ -4,8 +4,6 @@ The price of a draft node follows from this curve, and its shape cannot be guess
 60 more rows are nearly free, on another they double a step.
 """
 
-import hashlib
-import json
 import logging
 import platform
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engine.model.cache_folder import cache_folder
+from engine.model.cache_folder import cache_file
 from engine.model.native import kernels_id
 from engine.model.run_request import RunRequest
 from engine.model.runner import ModelRunner
@@ -73,8 +71,7 @@ def _cache_path(runner: ModelRunner, model_name: str, top_k: int) -> Path:
     }
     if not is_cuda:
         facts["kernels"] = kernels_id()
-    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "step-cost" / f"{name}.json"
+    return cache_file("step-cost", facts, ".json")
 
 
 def _cpu_name() -> str:

@@ -131,15 +131,15 @@ class AdjacencySource:
     def _guess(self, state: Tail) -> Proposal:
         """For a token without a row: what the target says after it alone or, if that was never
         asked, the row of another token in its place, and common tokens."""
+        row, code = None, _BIGRAM
         found: dict[int, int] = {}
-        row = None if self._bigrams is None else self._bigrams.row(state[2])
+        if self._bigrams is not None:
+            row = self._bigrams.row(state[2])
+        if row is None:
+            found = {token: _COMMON + rank for rank, token in enumerate(self._common)}
+            row, code = self._by_skip.get(state[1]), _SKIP
         if row is not None:
-            self._add(found, row, _BIGRAM)
-            return 0, list(found.items())
-        found = {token: _COMMON + rank for rank, token in enumerate(self._common)}
-        row = self._by_skip.get(state[1])
-        if row is not None:
-            self._add(found, row, _SKIP)
+            self._add(found, row, code)
         return 0, list(found.items())
 
     def _add(self, found: dict[int, int], row: bytes, code: int) -> int:
