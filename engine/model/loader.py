@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
+from engine.model.native import has_bf16_linears
 from engine.model.source import resolve_source
 from engine.model.support import check_class, check_config, layer_windows
 
@@ -89,7 +90,10 @@ def pick_device(wish: str) -> torch.device:
 
 
 def pick_dtype(wish: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the hardware computes in it, else float32. Raises ModelError."""
+    """`auto`: bfloat16 where the hardware or our kernels compute in it, else float32.
+
+    Raises ModelError for a dtype that is not known.
+    """
     if wish == "auto":
         return torch.bfloat16 if _has_bf16(device) else torch.float32
     if wish not in _DTYPES:
@@ -100,6 +104,8 @@ def pick_dtype(wish: str, device: torch.device) -> torch.dtype:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if has_bf16_linears():
+        return True
     try:
         words = Path("/proc/cpuinfo").read_text().split()
     except OSError:  # not Linux

@@ -6,6 +6,7 @@ not: speculation and plain decoding then run the same arithmetic.
 
 import ctypes
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ class PackedLinear(nn.Module):
         return output
 
 
+LibraryLinear: TypeAlias = PackedLinear | nn.Linear
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this machine has packed kernels for `dtype`."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -43,8 +47,9 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(model: nn.Module, kernels: ctypes.CDLL | None) -> list[PackedLinear]:
-    """Replace every plain linear layer inside `model`, by our own kernel where there is one.
+def pack_linears(model: nn.Module, kernels: ctypes.CDLL | None) -> list[LibraryLinear]:
+    """Replace every plain linear layer inside `model` by our own kernel where there is one, else by
+    a packed one where this machine has that.
 
     Returns the layers that the library computes, whose rows may depend on their number.
     """
@@ -57,13 +62,13 @@ def pack_linears(model: nn.Module, kernels: ctypes.CDLL | None) -> list[PackedLi
     for parent, name, linear in places:
         if kernels is not None and NativeLinear.can_run(linear, kernels):
             setattr(parent, name, NativeLinear(linear, kernels))
-        else:
+        elif can_pack(linear.weight.dtype):
             setattr(parent, name, PackedLinear(linear))
-    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+    return [module for module in model.modules() if isinstance(module, PackedLinear | nn.Linear)]
 
 
 @torch.inference_mode()
-def stable_rows(layers: Iterable[PackedLinear], dtype: torch.dtype) -> int | None:
+def stable_rows(layers: Iterable[LibraryLinear], dtype: torch.dtype) -> int | None:
     """From how many rows on a row's bits do not depend on the row count; None: they always do.
 
     Found by trying each layer shape on this machine: kernels are chosen by shape and processor, and
@@ -83,7 +88,7 @@ def stable_rows(layers: Iterable[PackedLinear], dtype: torch.dtype) -> int | Non
     return least if least <= 16 else None
 
 
-def _agrees(layer: PackedLinear, rows: Tensor, whole: Tensor, count: int) -> bool:
+def _agrees(layer: LibraryLinear, rows: Tensor, whole: Tensor, count: int) -> bool:
     """Whether `count` rows at a time, at any place, give the bits that all rows at once give."""
     starts = range(0, rows.shape[1] - count + 1, count)
     return all(

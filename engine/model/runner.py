@@ -22,7 +22,7 @@ from engine.model.loader import LoadedModel
 from engine.model.native import load_kernels
 from engine.model.native_attention import MAX_HEAD_DIM, NativeStep
 from engine.model.packed_pass import PackedPass
-from engine.model.packing import PackedLinear, can_pack, pack_linears, stable_rows
+from engine.model.packing import LibraryLinear, pack_linears, stable_rows
 from engine.model.row_blocks import ROW_BLOCK, block_linears
 from engine.model.run_request import RunRequest, RunResult
 from engine.model.sdpa_attention import SdpaStep
@@ -73,9 +73,9 @@ class ModelRunner:
         self.kv = KvCache(shape, num_slots, loaded.dtype, loaded.device, self._kernels)
         if self._kernels is not None:
             fuse_layers(self._model, self._kernels)
-        packed: list[PackedLinear] = []
+        packed: list[LibraryLinear] = []
         least_rows: int | None = None
-        if is_cpu and can_pack(loaded.dtype):
+        if is_cpu and loaded.dtype in _KERNEL_DTYPES:
             packed = pack_linears(self._model, self._kernels)
             least_rows = stable_rows(packed, loaded.dtype) if packed else 1
         self._min_rows = least_rows or 1

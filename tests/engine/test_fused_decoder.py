@@ -18,7 +18,7 @@ FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")
 kernels = load_kernels()
 pytestmark = pytest.mark.skipif(
     kernels is None or not kernels.treeline_linear_panel(),
-    reason="this processor has no bf16 products of pairs (AVX512-BF16)",
+    reason="no bf16 linear layers of our own on this processor",
 )
 
 

@@ -207,6 +207,9 @@ def test_devices_and_dtypes():
 
 def test_auto_dtype_follows_the_cpu(monkeypatch):
     cpu = torch.device("cpu")
+    monkeypatch.setattr("engine.model.loader.has_bf16_linears", lambda: True)
+    assert pick_dtype("auto", cpu) == torch.bfloat16
+    monkeypatch.setattr("engine.model.loader.has_bf16_linears", lambda: False)
     for flags, dtype in (
         ("avx2 avx512f", torch.float32),
         ("avx512_bf16", torch.bfloat16),

@@ -4,6 +4,7 @@ The fake engine keeps the real one's contract: a thread, one callback per step, 
 step as a tree gives them, cuts at EOS, stop ids, stop strings and max_tokens, one end per request.
 """
 
+import asyncio
 import codecs
 import itertools
 import queue
@@ -163,6 +164,7 @@ class FakeEngine:
         self.script = script
         self.block = block
         self.step_seconds = step_seconds
+        self.waits_for_readers = False  # a step's output is read before the next step begins
         self.gate = threading.Event()  # cleared: the engine hangs
         self.gate.set()
         self.requests: list[EngineRequest] = []  # all that were ever added
@@ -200,6 +202,7 @@ class FakeEngine:
 
     def start(self, on_step: OnStep) -> None:
         self._on_step = on_step
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def add(self, request: EngineRequest) -> None:
@@ -257,6 +260,8 @@ class FakeEngine:
             if outputs:
                 self.fail_next = None
                 self._emit(self._step_outputs(outputs))
+                if self.waits_for_readers:
+                    asyncio.run_coroutine_threadsafe(many_turns(), self._loop).result()
             self._last_step = time.monotonic()
             time.sleep(self.step_seconds if outputs else 0.001)
 
@@ -399,6 +404,12 @@ class FakeEngine:
         num_top = request.sampling.prompt_logprobs or 0
         rest = (fake_logprob(token, num_top) for token in request.prompt_token_ids[1:])
         return (None, *rest)
+
+
+async def many_turns() -> None:
+    """Enough turns of the event loop for all that waits on a step to have run."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 def num_cached(request: EngineRequest) -> int:

@@ -36,7 +36,7 @@ async def test_shape(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 
 
 async def test_deltas(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.script, engine.step_seconds = reply("Hello"), 0.03
+    engine.script, engine.waits_for_readers = reply("Hello"), True
     chunks = await stream(client, PATH, messages=HI, stream_options={"include_usage": True})
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1

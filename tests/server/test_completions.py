@@ -35,7 +35,7 @@ async def test_default_max_tokens_is_16(client: httpx.AsyncClient) -> None:
 
 
 async def test_golden_stream(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.script, engine.step_seconds = reply("Hello"), 0.03
+    engine.script, engine.waits_for_readers = reply("Hello"), True
     response = await client.post(
         "/v1/completions",
         json={
@@ -139,7 +139,7 @@ class TestText:
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.script = reply_ids(ord("a"), ord("b"), ord("c"), 259, 260, ord("d"))
-        engine.step_seconds = 0.03
+        engine.waits_for_readers = True
         chunks = await stream(client, prompt="p")
         assert [c["choices"][0]["text"] for c in chunks] == ["abc", "🙂d"]
 
@@ -191,7 +191,7 @@ class TestStops:
     async def test_held_text_is_not_shown_early(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.script, engine.step_seconds = reply("12345678"), 0.03
+        engine.script, engine.waits_for_readers = reply("12345678"), True
         chunks = await stream(client, prompt="p", stop="456x")
         assert [c["choices"][0]["text"] for c in chunks] == ["123", "45678", ""]
 

@@ -19,9 +19,11 @@ from engine.model.cache_folder import cache_folder
 _HERE = Path(__file__).parent
 _SOURCES = (
     *("kernels.c", "attention.inc.c", "blocks.inc.c", "pairs.inc.c"),
-    *("rows.inc.c", "best.inc.c", "linear.inc.c", "decoder.inc.c"),
+    *("rows.inc.c", "best.inc.c", "decoder.inc.c"),
+    *("linear.inc.c", "pairs_tile.inc.c", "fma_tile.inc.c"),
 )
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
+_PROCESSOR = "native"  # what -march names; the tests compile for lesser processors too
+_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-lm")
 
 
 class Pass(ctypes.Structure):
@@ -112,6 +114,12 @@ def load_kernels() -> ctypes.CDLL | None:
     return kernels
 
 
+def has_bf16_linears() -> bool:
+    """Whether linear layers in bf16 are computed here by our kernels."""
+    kernels = load_kernels()
+    return kernels is not None and bool(kernels.treeline_linear_panel())
+
+
 def kernels_id() -> str | None:
     """What names the kernels that run here, None where none do. Other kernels, other step costs."""
     return None if load_kernels() is None else _library_path().stem
@@ -122,7 +130,7 @@ def _library_path() -> Path:
     digest = hashlib.sha256()
     for name in _SOURCES:
         digest.update((_HERE / name).read_bytes())
-    digest.update(" ".join((*_FLAGS, platform.machine(), _processor())).encode())
+    digest.update(" ".join((*_FLAGS, _PROCESSOR, platform.machine(), _processor())).encode())
     return cache_folder() / "kernels" / f"{digest.hexdigest()[:16]}.so"
 
 
@@ -139,7 +147,8 @@ def _compile(compiler: str, library: Path) -> bool:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         built = Path(folder) / library.name
-        command = [compiler, str(_HERE / "kernels.c"), *_FLAGS, "-o", str(built)]
+        command = [compiler, str(_HERE / "kernels.c"), f"-march={_PROCESSOR}", *_FLAGS]
+        command += ["-o", str(built)]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             return False

@@ -12,16 +12,26 @@
 #include <omp.h>
 #endif
 
-/* bf16 products of pairs, where no matrix tiles (AMX) serve the library better. */
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && \
-    !defined(__AMX_BF16__)
+/* Linear layers in bf16, where no matrix tiles (AMX) serve the library better: by products of
+ * pairs, or by fp32 products of what was bf16 in memory. */
+#if !defined(__AMX_BF16__) && defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
+#define HAS_LINEAR
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define HAS_PAIRS
+#endif
 #endif
 
 #define BLOCK 64
-#define LANES 16
 #define MOST_QUERIES 4
+/* A vector is a register: with 16 registers instead of 32, fewer sums fit at once. */
+#ifdef __AVX512F__
+#define LANES 16
+#define SUMS(queries) (BLOCK / LANES)
+#else
+#define LANES 8
+#define SUMS(queries) ((queries) == 1 ? 8 : (queries) < 4 ? 4 : 2)
+#endif
 
 typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -86,13 +96,22 @@ static inline float exp1(float x) { return vexp(splat(x))[0]; }
 
 static inline float largest(vf x) {
     /* Of numbers without order, so in any order: every lane with one half, a quarter, ... on. */
-    vf y = SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    vf y;
+#if LANES == 16
+    y = SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     x = choose(x > y, x, y);
     y = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     x = choose(x > y, x, y);
     y = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     x = choose(x > y, x, y);
     y = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#else
+    y = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x = choose(x > y, x, y);
+    y = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+    x = choose(x > y, x, y);
+    y = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+#endif
     x = choose(x > y, x, y);
     return x[0];
 }
@@ -136,33 +155,52 @@ static inline __attribute__((always_inline)) void weigh(
     }
 }
 
-static inline __attribute__((always_inline)) void copies_body(
-    const int n, const int nd, const float *q, const float *kt, const float *v, const Sight sight,
-    float *max, float *mass, float *out) {
-    /* `n` queries of one row, which see the same keys, so that a key is loaded once for all. */
-    vf s[MOST_QUERIES][BLOCK / LANES], o[MOST_QUERIES][16];
-    float weights[MOST_QUERIES][BLOCK], fade[MOST_QUERIES];
+static inline __attribute__((always_inline)) void add_values(
+    const int n, const int nd, const int count, const float *v, float weights[][BLOCK],
+    const Sight sight, const float *fade, float *out) {
+    /* `count` of the `nd` vectors of each query's output. */
+    vf o[MOST_QUERIES][16];
     for (int g = 0; g < n; g++)
-        for (int c = 0; c < BLOCK / LANES; c++) s[g][c] = splat(0);
-    for (int i = 0; i < sight.dim; i++)
-        for (int c = 0; c < BLOCK / LANES; c++) {
-            const vf key = load(kt + i * BLOCK + c * LANES);
-            for (int g = 0; g < n; g++) s[g][c] += q[g * nd * LANES + i] * key;
-        }
-    weigh(n, s, sight, max, mass, weights, fade);
-    for (int g = 0; g < n; g++)
-        for (int i = 0; i < nd; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
+        for (int i = 0; i < count; i++) o[g][i] = load(out + (g * nd + i) * LANES) * fade[g];
     for (int j = sight.first; j < sight.last; j++)
-        for (int i = 0; i < nd; i++) {
+        for (int i = 0; i < count; i++) {
             const vf value = load(v + (j * nd + i) * LANES);
             for (int g = 0; g < n; g++) o[g][i] += weights[g][j] * value;
         }
     for (int g = 0; g < n; g++)
-        for (int i = 0; i < nd; i++) store(out + (g * nd + i) * LANES, o[g][i]);
+        for (int i = 0; i < count; i++) store(out + (g * nd + i) * LANES, o[g][i]);
+}
+
+static inline __attribute__((always_inline)) void copies_body(
+    const int n, const int nd, const float *q, const float *kt, const float *v, const Sight sight,
+    float *max, float *mass, float *out) {
+    /* `n` queries of one row, which see the same keys, so that a key is loaded once for all. */
+    const int at_once = LANES == 16 ? nd : SUMS(n); /* vectors of an output that have registers */
+    vf s[MOST_QUERIES][BLOCK / LANES];
+    float weights[MOST_QUERIES][BLOCK], fade[MOST_QUERIES];
+    for (int begin = 0; begin < BLOCK / LANES; begin += SUMS(n)) {
+        vf sums[MOST_QUERIES][SUMS(n)];
+        for (int g = 0; g < n; g++)
+            for (int c = 0; c < SUMS(n); c++) sums[g][c] = splat(0);
+        for (int i = 0; i < sight.dim; i++)
+            for (int c = 0; c < SUMS(n); c++) {
+                const vf key = load(kt + i * BLOCK + (begin + c) * LANES);
+                for (int g = 0; g < n; g++) sums[g][c] += q[g * nd * LANES + i] * key;
+            }
+        for (int g = 0; g < n; g++)
+            for (int c = 0; c < SUMS(n); c++) s[g][begin + c] = sums[g][c];
+    }
+    weigh(n, s, sight, max, mass, weights, fade);
+    int i = 0;
+    for (; i + at_once <= nd; i += at_once)
+        add_values(n, nd, at_once, v + i * LANES, weights, sight, fade, out + i * LANES);
+    for (; i < nd; i++)
+        add_values(n, nd, 1, v + i * LANES, weights, sight, fade, out + i * LANES);
 }
 
 /* The queries of one row against one block. Only the model's shape chooses the code: all copies add
  * in one order, but a compiler may fuse a multiplication and an addition in one of them. */
+#if LANES == 16
 #define BY_SHAPE(n, nd, BODY) \
     for (int g = 0, count; g < n; g += count) { \
         count = nd == 4 ? (n - g < 4 ? n - g : 4) : nd == 8 ? (n - g < 2 ? 1 : 2) : 1; \
@@ -176,6 +214,18 @@ static inline __attribute__((always_inline)) void copies_body(
         default: BODY(1, nd); \
         } \
     }
+#else
+#define BY_SHAPE(n, nd, BODY) \
+    for (int g = 0, count; g < n; g += count) { \
+        count = n - g < MOST_QUERIES ? n - g : MOST_QUERIES; \
+        switch (count) { \
+        case 1: BODY(1, nd); break; \
+        case 2: BODY(2, nd); break; \
+        case 3: BODY(3, nd); break; \
+        case 4: BODY(4, nd); break; \
+        } \
+    }
+#endif
 
 static void attend_copies(int n, int nd, const float *q, const float *kt, const float *v,
                           Sight sight, float *max, float *mass, float *out) {
@@ -186,27 +236,34 @@ static void attend_copies(int n, int nd, const float *q, const float *kt, const 
 #undef BODY
 }
 
+#if LANES == 16
+#define LOW_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define LOW_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#endif
+
 static inline void transpose(vi x[LANES]) {
-    /* 16 by 16 numbers: shuffling the halves of a pack together four times over. */
-    for (int round = 0; round < 4; round++) {
+    /* LANES by LANES numbers: shuffling the halves of a pack together log2(LANES) times. */
+    for (int round = 1; round < LANES; round *= 2) {
         vi y[LANES];
         for (int i = 0; i < LANES / 2; i++) {
             const vi a = x[i], b = x[i + LANES / 2];
-            y[2 * i] = SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            y[2 * i + 1] =
-                SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            y[2 * i] = SHUFFLE(a, b, LOW_HALVES);
+            y[2 * i + 1] = SHUFFLE(a, b, HIGH_HALVES);
         }
         for (int i = 0; i < LANES; i++) x[i] = y[i];
     }
 }
 
 static inline void f32_tile(const vi *x, float *kt) {
-    /* 16 dimensions of 16 keys, transposed, to `kt`. */
+    /* As many dimensions of as many keys, transposed, to `kt`. */
     for (int i = 0; i < LANES; i++) store(kt + i * BLOCK, (vf)x[i]);
 }
 
 static inline void bf16_tile(const vi *x, float *kt) {
-    /* The same of 32 dimensions: a number here holds two of them. */
+    /* The same of twice the dimensions: a number here holds two of them. */
     for (int i = 0; i < LANES; i++) {
         store(kt + 2 * i * BLOCK, (vf)(x[i] << 16));
         store(kt + (2 * i + 1) * BLOCK, (vf)(x[i] & (int32_t)0xffff0000));
@@ -269,7 +326,7 @@ static float *own_scratch(const Pass *pass, int *failed) {
 #define LOAD(x) (x)
 #define STORE(x) (x)
 #define NAME(x) f32_##x
-#define TILE_DIMS 16
+#define TILE_DIMS LANES
 #include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
@@ -283,7 +340,7 @@ static float *own_scratch(const Pass *pass, int *failed) {
 #define LOAD(x) from_bf16(x)
 #define STORE(x) to_bf16(x)
 #define NAME(x) bf16_##x
-#define TILE_DIMS 32
+#define TILE_DIMS (2 * LANES)
 #include "blocks.inc.c"
 #include "attention.inc.c"
 #include "rows.inc.c"
