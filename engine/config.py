@@ -219,7 +219,7 @@ class AutoConfig:
     max_rows: Count = 65536  # tokens, pairs and triples with successors; the first leave first
     prior_weight: Annotated[float, Range(0.01)] = 8.0  # observations that a prior counts for
     half_life: Annotated[float, Range(1.0)] = 2000.0  # of an observation, in later ones
-    explore: bool = True  # buy exploration nodes (PTD's draft tree) when they pay
+    explore: bool = False  # buy exploration nodes (PTD's draft tree) when they pay
     explore_width: Count = 3
     explore_depth: Count = 5
     max_explored: Count = 60  # exploration nodes per step

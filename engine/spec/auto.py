@@ -101,8 +101,9 @@ class Auto:
         self._sources: dict[int, TokenSource] = {
             _CONTEXT: ContextSource(self._trie),
             _ADJACENCY: self._adjacency,
-            _POOL: PoolSource(self._pool, lambda: self._tokens),
         }
+        if config.explore:
+            self._sources[_POOL] = PoolSource(self._pool, lambda: self._tokens)
         self._draft_tree = DraftTree(
             config.explore_width, config.explore_depth, config.max_explored
         )
@@ -200,13 +201,11 @@ class Auto:
             if self.is_scored:
                 self._score(grown, result)
             self._learn_rows(result)
+            if self._config.explore:
+                answers: list[int] = result.rows.token_ids[:, 0].tolist()
+                self._learn_verified(result.tree, answers)
+                self._explore(result.tree, answers)
         self._adjacency.count(result.new_token_ids)
-        if grown is None:
-            return
-        answers: list[int] = result.rows.token_ids[:, 0].tolist()
-        self._learn_verified(result.tree, answers)
-        if self._num_offered:
-            self._explore(result.tree, answers)
 
     def state_size(self) -> int:
         """Nodes of the text's trie and of the pool, rows of successors, pairs of verified tokens,
@@ -245,7 +244,8 @@ class Auto:
             cache.successors.observe(tails, rows, is_backward=True)
 
     def _learn_verified(self, tree: TokenTree, answers: Sequence[int]) -> None:
-        """Every verified subtree, with what the target said at its nodes, goes into the pool."""
+        """Every verified subtree, with what the target said at its nodes, goes into the pool; not
+        a leaf's answer alone, which adjacency knows."""
         num_verified = 1 + tree.num_draft_tokens
         tries: list[Trie] = [{} for _ in range(num_verified)]
         for node in range(num_verified - 1, 0, -1):  # the best child comes last, as the youngest
@@ -255,12 +255,14 @@ class Auto:
         if len(self._verified) > _MAX_PAIRS:
             self._verified.clear()
         for token, trie in zip(tree.token_ids, tries, strict=False):
-            self._pool.merge(token, trie)
-            if self._config.explore:
-                self._verified.update([(token, following) for following in trie])
+            if len(trie) > 1 or any(trie.values()):
+                self._pool.merge(token, trie)
+            self._verified.update([(token, following) for following in trie])
 
     def _explore(self, tree: TokenTree, answers: Sequence[int]) -> None:
-        """One step of the draft tree: feed the pool, grow and prune."""
+        """One step of the draft tree, if it was on offer: feed the pool, grow and prune."""
+        if not self._num_offered:
+            return
         draft_tree = self._draft_tree
         explored = answers[1 + tree.num_draft_tokens :]
         for node, answer in zip(self._explored, explored, strict=True):

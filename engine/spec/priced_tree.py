@@ -38,19 +38,19 @@ class PricedTree:
     ) -> None:
         """`sources`: by their places in a key. `exploration`: number of nodes on offer, and the
         worth of each, in tokens."""
-        self._advance = [source.advance for source in sources.values()]
+        self._advance = list(enumerate(source.advance for source in sources.values()))
         self._propose = [(place * SHIFT, source.propose) for place, source in sources.items()]
         self._calibrator = calibrator
         self._limits = limits
         self._explore_left, self._explore_worth = exploration
-        anchor = tuple(source.anchor() for source in sources.values())
-        self._states: list[tuple[State, ...]] = [anchor]
+        anchor = [source.anchor() for source in sources.values()]
         self._worths = [1.0]
         self._depths = [0]
         self._nodes: list[tuple[int, int]] = [(-1, -1)]  # parent, token
-        self._children: list[list[tuple[float, int]] | None] = [None]  # unopened: None
-        self._bases = [0]  # the silent codes of all sources
-        self._named: list[dict[int, int]] = [{}]
+        self._states: dict[int, list[State]] = {0: anchor}  # of nodes asked for so far
+        # Of opened nodes: children, best first; the silent codes of all sources, and the tokens'.
+        self._children: dict[int, list[tuple[float, int]]] = {}
+        self._named: dict[int, tuple[int, dict[int, int]]] = {}
         self._heap: list[tuple[float, int, int]] = []  # -worth, parent, rank; _SHUT: to be opened
         self.taken: list[bool] = []  # in order: whether it was an exploration node
         self._open(0)
@@ -79,7 +79,6 @@ class PricedTree:
             return
         negative, parent, rank = self._heap[0]
         siblings = self._children[parent]
-        assert siblings is not None
         following = rank + 1
         worth = self._worths[parent] * siblings[following][0] if following < len(siblings) else 0.0
         if worth >= _LEAST:
@@ -90,14 +89,10 @@ class PricedTree:
         self.taken.append(False)
         self._nodes.append((parent, siblings[rank][1]))
         self._worths.append(-negative)
-        self._depths.append(self._depths[parent] + 1)
-        self._children.append(None)
-        self._bases.append(0)
-        self._named.append({})
-        self._states.append(())
-        if self._depths[node] >= self._limits.depth:
-            return
-        heappush(self._heap, (negative * _HOPE, node, _SHUT))
+        depth = self._depths[parent] + 1
+        self._depths.append(depth)
+        if depth < self._limits.depth:
+            heappush(self._heap, (negative * _HOPE, node, _SHUT))
 
     def build(self, size: int) -> tuple[TokenTree, int, float]:
         """The tree of the first `size` taken nodes without the explored ones, their number, and
@@ -112,20 +107,18 @@ class PricedTree:
 
     def candidates(self, node: int) -> Iterable[Scored]:
         """All that the sources name at `node`, with their keys, taken or not."""
-        if self._children[node] is None:
+        if node not in self._named:
             self._open(node)
-        base = self._bases[node]
-        return [(token, base + code) for token, code in self._named[node].items()]
+        base, named = self._named[node]
+        return [(token, base + code) for token, code in named.items()]
 
-    def _follow(self, node: int) -> tuple[State, ...]:
+    def _follow(self, node: int) -> list[State]:
         """The sources' states at `node`."""
-        states = self._states[node]
-        if not states:
+        states = self._states.get(node)
+        if states is None:
             parent, token = self._nodes[node]
-            above = self._states[parent] or self._follow(parent)
-            states = tuple(
-                [advance(state, token) for advance, state in zip(self._advance, above, strict=True)]
-            )
+            above = self._follow(parent)
+            states = [advance(above[place], token) for place, advance in self._advance]
             self._states[node] = states
         return states
 
@@ -137,15 +130,15 @@ class PricedTree:
             silent, found = propose(state)
             base += silent << shift
             for token, code in found:
-                named[token] = named.get(token, 0) + ((code - silent) << shift)
+                part = (code - silent) << shift
+                named[token] = named[token] + part if token in named else part
         lookup = self._calibrator.lookup
         children = [(lookup[base + code], token) for token, code in named.items()]
         children.sort(reverse=True)
         total = sum([child[0] for child in children])
         if total > 1.0:  # siblings exclude each other
             children = [(p / total, token) for p, token in children]
-        self._bases[node] = base
-        self._named[node] = named
+        self._named[node] = base, named
         del children[self._limits.width :]
         self._children[node] = children
         if children and self._depths[node] < self._limits.depth:

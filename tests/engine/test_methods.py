@@ -43,7 +43,9 @@ def served(tmp_path_factory):
         speculation,
         token_recycling=dataclasses.replace(speculation.token_recycling, shared=True),
         suffix=dataclasses.replace(speculation.suffix, shared=True, as_tree=True),
-        auto=dataclasses.replace(speculation.auto, cost_slope=0.0, cache_scope="tests"),
+        auto=dataclasses.replace(
+            speculation.auto, cost_slope=0.0, cache_scope="tests", explore=True
+        ),
     )
     return make_core(speculation=speculation, tokenizer=tokenizer), speculation
 

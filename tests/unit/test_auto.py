@@ -220,8 +220,9 @@ def test_drafts_depend_on_the_past_alone() -> None:
     assert [t.parents for t in short] == [t.parents for t in long[:20]]
 
 
-def test_limits_are_kept_to_the_last_token() -> None:
-    one = drafter(planner(cost_slope=0.0), width=3, depth=4, budget=20)
+@pytest.mark.parametrize("explore", [False, True])
+def test_limits_are_kept_to_the_last_token(explore: bool) -> None:
+    one = drafter(planner(cost_slope=0.0, explore=explore), width=3, depth=4, budget=20)
     live = [3, 4, 5, 6, 3, 4]
     one.begin(live)
     toy = Toy(VOCAB, 10)
@@ -239,7 +240,7 @@ def test_limits_are_kept_to_the_last_token() -> None:
 def test_exploration_stops_where_rows_are_dear_and_runs_where_they_are_free() -> None:
     toy = Toy(VOCAB, 10, order=3)
     for slope, is_bought in ((0.0, True), (1.0, False)):
-        one = drafter(planner(cost_slope=slope))
+        one = drafter(planner(cost_slope=slope, explore=True))
         _, results = decode(one, [3, 4, 5, 6, 3, 4], toy, 30)
         assert any(result.tree.num_explored_tokens for result in results) is is_bought
 
