@@ -8,9 +8,9 @@ from engine.client import (
     load_engine,
     write_datastore,
 )
-from engine.collector import spare_the_collector
 from engine.config import METHODS, EngineConfig, ModelConfig, ModelSource, SpeculationConfig
 from engine.errors import ConfigError, EngineDeadError, ModelError, RequestError, TreelineError
+from engine.memory import spare_the_collector
 from engine.types import (
     PLAIN_TEXT,
     EngineInfo,

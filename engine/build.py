@@ -1,11 +1,11 @@
 """From a configuration to a core that can step: everything that is slow and happens once."""
 
-import ctypes
 import time
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ModelError
+from engine.memory import give_back
 from engine.model.attention import NAME
 from engine.model.bigram_probe import probe_bigrams
 from engine.model.cost_probe import probe_step_cost
@@ -20,13 +20,6 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     """The model's tokenizer. Raises ModelError."""
     folder = resolve_source(config.model.source)
     return Tokenizer.load(folder, trust_remote_code=config.model.trust_remote_code)
-
-
-def _give_back() -> None:
-    """Return to the system what loading has freed: glibc keeps hundreds of megabytes of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, EngineInfo]:
@@ -62,7 +55,7 @@ def build_core(config: EngineConfig, tokenizer: Tokenizer) -> tuple[EngineCore, 
     cost = None
     if auto.cost_slope is None:
         cost = probe_step_cost(runner, config.model.name, auto.width)
-    _give_back()
+    give_back()
     line_break = tokenizer.encode("\n")
     bigrams = probe_bigrams(runner, info, line_break, auto.width, auto.bigram_seconds)
     return EngineCore(config, runner, info, tokenizer, cost, bigrams), info

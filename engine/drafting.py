@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from engine.request import Request
 from engine.scheduler import Work
@@ -30,17 +31,19 @@ class StepDrafts:
         May be called again before the trees are run. `is_plain`: anchors only.
         """
         self._is_plain = is_plain
-        priced = [work for work in works if _is_priced(work)]
-        done = {id(work): self._draft(work) for work in works if not _is_priced(work)}
-        if priced:
-            rows = sum(work.end - work.start for work in works) - len(priced)
-            rows += sum(len(tree) - 1 for found in done.values() for _, tree in found if tree)
-            self._share(priced, rows)
-        return [
-            drafted
-            for work in works
-            for drafted in (done[id(work)] if id(work) in done else self._draft(work))
+        is_priced = [_is_priced(work) for work in works]
+        done = [
+            [] if waits else self._draft(work) for work, waits in zip(works, is_priced, strict=True)
         ]
+        priced = [work for work, waits in zip(works, is_priced, strict=True) if waits]
+        if priced:
+            rows = sum([work.end - work.start for work in works]) - len(priced)
+            rows += sum([len(tree) - 1 for found in done for _, tree in found if tree])
+            draft = self._planned if self._share(priced, rows) else self._draft
+            for place, waits in enumerate(is_priced):
+                if waits:
+                    done[place] = draft(works[place])
+        return [drafted for found in done for drafted in found]
 
     def learn(
         self,
@@ -64,9 +67,10 @@ class StepDrafts:
             self._planner.pass_by()
         return self._planner.predicted_tokens
 
-    def _share(self, works: Sequence[Work], rows: int) -> None:
+    def _share(self, works: Sequence[Work], rows: int) -> bool:
+        """Plan the trees of priced drafters; false if that failed."""
         requests = [
-            (work.request.drafter, self._limits(work.request))
+            (work.request.drafter, partial(self._limits, work.request))
             for work in works
             if isinstance(work.request.drafter, Auto)
         ]
@@ -74,6 +78,14 @@ class StepDrafts:
             self._planner.plan(requests, rows)
         except Exception as error:  # the request at fault fails in its own draft
             log.error("the step's plan failed", exc_info=error)
+            return False
+        return True
+
+    def _planned(self, work: Work) -> list[Drafted]:
+        drafter = work.request.drafter
+        assert isinstance(drafter, Auto)
+        tree = drafter.take()
+        return _anchored(work) if tree is None else [(work, tree)]
 
     def _draft(self, work: Work) -> list[Drafted]:
         """The work with its tree, as a list of one; empty if drafting ended the request."""
@@ -81,7 +93,7 @@ class StepDrafts:
         if not work.is_decoding:
             return [(work, None)]
         if request.drafter is None or request.is_complete:
-            return [(work, TokenTree.anchored(request.token_ids[-1]))]
+            return _anchored(work)
         try:
             return [(work, request.drafter.draft(self._limits(request)))]
         except Exception as error:
@@ -91,6 +103,10 @@ class StepDrafts:
     def _limits(self, request: Request) -> DraftLimits:
         limits = request.limits()
         return replace(limits, depth=0, explore_depth=0) if self._is_plain else limits
+
+
+def _anchored(work: Work) -> list[Drafted]:
+    return [(work, TokenTree.anchored(work.request.token_ids[-1]))]
 
 
 def _is_priced(work: Work) -> bool:

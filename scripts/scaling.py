@@ -6,7 +6,9 @@
 DIR holds .jsonl files of prompts (default: the bench's own), taken from all files in turn. Each
 stream decodes several of them, one after the other, so that most of the time all streams are there
 and a fast one need not wait for the slowest. `off` and `auto` run in turn for each number of
-streams, several times over; rows are medians.
+streams, several times over, each first in every other turn; rows are medians, and so is `over off`,
+of the turns' own ratios, since the memory's speed changes by the minute. Each run begins with a
+round of other prompts off the clock, like a server that has run a while.
 Before anything is timed, `auto` must have given `off`'s tokens. `host ms` is what a step takes
 outside its forward pass. The last line compares a lone request's time to its first token with the
 forward pass over its prompt.
@@ -61,6 +63,12 @@ def pick_prompts(folder: Path, count: int) -> list[str]:
     return list(itertools.islice(itertools.cycle(found), count)) if found else []
 
 
+def num_prompts(streams: int, options: argparse.Namespace) -> int:
+    """Prompts that are timed at so many streams: a few at one stream would be a matter of luck."""
+    most: int = max(streams * options.rounds, options.least)
+    return most
+
+
 def differing(bench: Bench, arms: Sequence[Arm], prompts: Sequence[str]) -> int:
     """How many prompts, decoded together, speculation changed. Must be 0. Warms up, too."""
     plain, drafted = (
@@ -84,17 +92,22 @@ def first_token(bench: Bench, arm: Arm, prompt: str) -> tuple[float, float]:
     return statistics.median(waits), statistics.median(forwards)
 
 
-def summarise(streams: int, method: str, trials: Sequence[Trial]) -> dict[str, Any]:
-    """One row: medians over the trials of one method at one number of streams."""
+def summarise(
+    streams: int, method: str, trials: Sequence[Trial], plain: Sequence[Trial]
+) -> dict[str, Any]:
+    """One row: medians over the trials of one method at one number of streams. `plain`: the trials
+    of `off` in the same turns."""
 
     def median(values: Sequence[float]) -> float:
         return statistics.median(values)
 
     tokens = sum(map(len, trials[0].token_ids))
+    ratios = [one.seconds / trial.seconds for one, trial in zip(plain, trials, strict=True)]
     return {
         "streams": streams,
         "method": method,
         "tokens_per_second": median([tokens / trial.seconds for trial in trials]),
+        "over_off": median(ratios),
         "tau": median([trial.stats.tau for trial in trials]),
         "step_ms": median([1e3 * t.seconds / t.num_steps for t in trials]),
         "host_ms_per_step": median(
@@ -114,22 +127,28 @@ def measure(bench: Bench, arms: Sequence[Arm], options: argparse.Namespace) -> l
     with tqdm(total=total, unit="run", disable=None) as progress:
         for streams in options.streams:
             trials: dict[Arm, list[Trial]] = {arm: [] for arm in arms}
-            for _ in range(options.runs):
-                for arm in arms:
+            count = num_prompts(streams, options)
+            mine, others = prompts[:count], prompts[count : count + streams]
+            for turn in range(options.runs):
+                for arm in arms[:: -1 if turn % 2 else 1]:
                     progress.set_description(f"{streams} streams, {arm.label}")
-                    mine = prompts[: streams * options.rounds]
-                    fresh = bench.fresh(arm)
-                    trials[arm].append(bench.run(arm, mine, fresh, streams=streams))
+                    shared = bench.fresh(arm)
+                    bench.run(arm, others, shared)
+                    trials[arm].append(bench.run(arm, mine, shared, streams=streams))
                     progress.update()
-            rows += [summarise(streams, arm.label, trials[arm]) for arm in arms]
+            plain = trials[arms[0]]
+            rows += [summarise(streams, arm.label, trials[arm], plain) for arm in arms]
     return rows
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned text."""
-    lines = [f"{'streams':>7} {'method':<6}{'tok/s':>9}{'tau':>7}{'step ms':>9}{'host ms':>9}"]
+    lines = [
+        f"{'streams':>7} {'method':<6}{'tok/s':>9}{'over off':>10}{'tau':>7}{'step ms':>9}{'host ms':>9}"
+    ]
     lines += [
-        f"{row['streams']:>7} {row['method']:<6}{row['tokens_per_second']:>9.1f}{row['tau']:>7.2f}"
+        f"{row['streams']:>7} {row['method']:<6}{row['tokens_per_second']:>9.1f}"
+        f"{row['over_off']:>10.3f}{row['tau']:>7.2f}"
         f"{row['step_ms']:>9.1f}{row['host_ms_per_step']:>9.2f}"
         for row in rows
     ]
@@ -159,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if speculation changed any token, and then nothing is timed."""
     options = _parser().parse_args(arguments)
     try:
-        options.prompts = pick_prompts(options.data, max(options.streams) * options.rounds)
+        count = max(streams + num_prompts(streams, options) for streams in options.streams)
+        options.prompts = pick_prompts(options.data, count)
         if not options.prompts:
             print(f"scaling: {options.data}: no .jsonl files here", file=sys.stderr)
             return 2
@@ -201,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=_counts, default=[1, 2, 4, 8, 16, 32], metavar="N,N")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each point")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="prompts of a stream")
+    parser.add_argument("--least", type=int, default=8, metavar="N", help="prompts of a point")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="per prompt")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs matplotlib")

@@ -12,8 +12,8 @@ from engine.bench.bench import Bench
 from engine.bench.row import Row, summarise
 from engine.bench.trial import Trial
 from engine.build import build_core, load_tokenizer
-from engine.collector import spare_the_collector
 from engine.config import EngineConfig
+from engine.memory import spare_the_collector
 from engine.types import EngineInfo, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128

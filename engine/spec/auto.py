@@ -32,6 +32,7 @@ _MAX_SOURCES = 8
 _POOL_NODES, _POOL_KEYS, _POOL_DEPTH = 60, 8192, 8
 _MAX_PAIRS = 65536
 _ASSUMED_SLOPE = 0.02
+_MOST_SKIPS = 8  # plans from one tree without nodes to the next: as many as there were, at most
 
 
 class Auto:
@@ -84,7 +85,7 @@ class Auto:
         they cost little and no other request waits for them."""
         planner = self.planner
         prompt_rows = planner.is_quiet and planner.has_cheap_rows and not planner.is_resting
-        if self._is_plain and not prompt_rows:
+        if self._grown is None and not prompt_rows:
             return Needs()
         return Needs(top_k=self._config.width, prompt_rows=prompt_rows)
 
@@ -96,7 +97,7 @@ class Auto:
         self._trie = ContextTrie(token_ids, config.order, is_lazy=True)
         bigrams = self._planner.bigrams if self._planner is not None else None
         self._adjacency = AdjacencySource(config.width, config.max_rows, bigrams)
-        self._adjacency.count(token_ids)
+        self._num_counted = 0  # of the text's tokens, by adjacency
         self._pool = Pool(_POOL_NODES, _POOL_KEYS, _POOL_DEPTH, refresh=True)
         self._sources: dict[int, TokenSource] = {
             _CONTEXT: ContextSource(self._trie),
@@ -122,8 +123,8 @@ class Auto:
             self._sources[_PREDICTED] = self._predicted
         if self._grammar is not None:
             self._sources[_FORCED] = ForcedSource(self._grammar)
-        self._grown: PricedTree | None = None
-        self._is_plain = False  # whether the last plan looked for no nodes
+        self._grown: PricedTree | None = None  # None: the next tree was not looked for
+        self._num_barren, self._num_skips = 0, 0  # trees without a node in a row; plans to skip
         self._next = None
 
     def _match_in(self, trie: ContextTrie) -> list[Point]:
@@ -143,15 +144,23 @@ class Auto:
             rows,
         )
 
-    # Drafting. The planner calls grow and keep.
+    # Drafting. The planner calls grow and keep; where it does not look for nodes, nothing is done.
 
     def draft(self, limits: DraftLimits) -> TokenTree:
         """The tree of the planner's last plan, or of a plan for this request alone."""
         if self._next is None:
-            self.planner.plan([(self, limits)])
+            self.planner.plan([(self, lambda: limits)])
+        return self.take() or TokenTree.anchored(self._tokens[-1])
+
+    def take(self) -> TokenTree | None:
+        """The tree of the planner's last plan, once; None if it was not to look for nodes."""
         tree, self._next = self._next, None
-        assert tree is not None
         return tree
+
+    def is_due(self) -> bool:
+        """Whether to look for nodes in the next plan: less and less often in vain."""
+        self._num_skips = max(0, self._num_skips - 1)
+        return self._num_skips == 0
 
     def grow(self, limits: DraftLimits) -> PricedTree:
         """A fresh tree to take nodes from."""
@@ -164,6 +173,8 @@ class Auto:
         )
         self._limits = limits
         self._trie.update()  # only now, since at rest it never comes to that
+        self._adjacency.count(self._tokens[self._num_counted :])
+        self._num_counted = len(self._tokens)
         self._adjacency.start(self._tail(len(self._tokens) - 1), self.planner.least_score)
         exploration = (0, 0.0)
         if self._config.explore and limits.depth > 0:
@@ -171,12 +182,6 @@ class Auto:
             exploration = (offered, self.planner.exploration.per_node)
         self._grown = PricedTree(self._sources, self.planner.calibrator, limits, exploration)
         return self._grown
-
-    def rest(self) -> None:
-        """Make the next tree the anchor alone, and learn no more of it than its text."""
-        self._grown, self._is_plain = None, True
-        self._explored, self._num_offered = [], 0
-        self._next = TokenTree.anchored(self._tokens[-1])
 
     def keep(self, size: int, *, is_scored: bool = True) -> float:
         """Make the next tree of the first `size` nodes; the tokens it is expected to give.
@@ -187,7 +192,9 @@ class Auto:
         tree, num_explored, tokens = self._grown.build(size)
         tree.token_ids[0] = self._tokens[-1]
         self._explored = self._draft_tree.add_to(tree, num_explored, self._limits.explore_depth)
-        self._next, self._is_plain = tree, False
+        self._next = tree
+        self._num_barren = 0 if len(tree) > 1 or not self.planner.may_skip else self._num_barren + 1
+        self._num_skips = min(self._num_barren, _MOST_SKIPS)
         self._num_offered = num_explored
         self.is_scored = is_scored
         return tokens
@@ -196,16 +203,16 @@ class Auto:
 
     def observe(self, result: StepResult) -> None:
         """Score every candidate of every committed position, then take in what is new."""
-        grown = self._grown
-        if grown is not None:
-            if self.is_scored:
-                self._score(grown, result)
-            self._learn_rows(result)
-            if self._config.explore:
-                answers: list[int] = result.rows.token_ids[:, 0].tolist()
-                self._learn_verified(result.tree, answers)
-                self._explore(result.tree, answers)
-        self._adjacency.count(result.new_token_ids)
+        grown, self._grown = self._grown, None
+        if grown is None:
+            return
+        if self.is_scored:
+            self._score(grown, result)
+        self._learn_rows(result)
+        if self._config.explore:
+            answers: list[int] = result.rows.token_ids[:, 0].tolist()
+            self._learn_verified(result.tree, answers)
+            self._explore(result.tree, answers)
 
     def state_size(self) -> int:
         """Nodes of the text's trie and of the pool, rows of successors, pairs of verified tokens,

@@ -24,16 +24,16 @@ def split(
     cost: Callable[[int], float],
     edges: Sequence[int],
     factor: float = 1.0,
+    plain: int | None = None,
 ) -> Split:
     """Grow `trees` to the sizes that maximise tokens per second.
 
     `cost(n)`: seconds of the step with n nodes in all, not falling in n. `edges`: the ascending
-    numbers of nodes to choose from, 0 first; where the trees end is one more. Each tree gives one
-    token without nodes; a node's worth counts divided by `factor`.
+    numbers of nodes to choose from, 0 first; where the trees end is one more. `plain`: tokens of
+    the step without nodes, by default one for each tree. A node's worth counts divided by `factor`.
     """
-    plain = float(len(trees))
-    tokens = plain
-    best_size, best_rate = 0, plain / cost(0)
+    tokens = float(len(trees) if plain is None else plain)
+    best_size, best_rate = 0, tokens / cost(0)
     line = [(-tree.peek(), index) for index, tree in enumerate(trees)]
     heapify(line)
     order: list[int] = []

@@ -4,7 +4,7 @@ One planner serves one engine. Before a step it splits the step's nodes among al
 price; after it, it compares what it expected with what came.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.config import AutoConfig
@@ -21,10 +21,14 @@ from engine.spec.pool_source import PoolSource
 from engine.spec.prediction_source import PredictionSource
 from engine.spec.step_cost import StepCost
 from engine.spec.trust import Trust
-from engine.spec.watchdog import Watchdog
+from engine.spec.watchdog import Clock, Watchdog
 
 if TYPE_CHECKING:
     from engine.spec.auto import Auto
+
+Planned = tuple[
+    "Auto", Callable[[], DraftLimits]
+]  # asked for its bounds only if it looks for nodes
 
 _DRAFT_RATE = 0.05  # of the newest step in the seconds per drafted node
 _DOUBT = 0.01  # plain steps that a node costs more, per unit of the watchdog's factor above 1
@@ -70,6 +74,7 @@ class Planner:
         self._watchdog = Watchdog()
         self._node_seconds = 0.0  # drafting, per node
         self._plain_seconds: dict[int, float] = {}  # of plain steps, by requests
+        self._plain_host: dict[int, float] = {}  # of that, outside the pass
         self._num_plans = 0
         self._num_trees = self._num_nodes = 0  # of the last plan
         self._promised = 0.0  # by its nodes
@@ -80,6 +85,11 @@ class Planner:
     def is_resting(self) -> bool:
         """Whether steps are plain for now, since drafting has lost."""
         return self.config.watchdog and self._watchdog.is_resting
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether looking for nodes takes time that counts, so that it should not be in vain."""
+        return self.config.watchdog and not self.cost.is_fixed
 
     @property
     def has_cheap_rows(self) -> bool:
@@ -93,7 +103,7 @@ class Planner:
 
     def _is_plain_due(self, num_requests: int) -> bool:
         """Whether the watchdog should see a plain step of so many requests now."""
-        if not self.config.watchdog or self.cost.is_fixed:
+        if not self.may_skip:
             return False
         return num_requests not in self._plain_seconds or self._num_plans % PLAIN_EVERY == 0
 
@@ -104,28 +114,34 @@ class Planner:
         per_row = (self.cost(rows + _FEW) - self.cost(rows)) / _FEW
         return per_row < _SUREST * self.cost(num_requests) / num_requests
 
-    def _rest(self, drafters: Sequence[tuple["Auto", DraftLimits]]) -> None:
-        for drafter, _ in drafters:
-            drafter.rest()
-        self._num_trees, self._num_nodes, self._is_plain = len(drafters), 0, True
-        self._promised, self.predicted_tokens = 0.0, float(len(drafters))
-        self.price = len(drafters) / self.cost(len(drafters))
-
-    def plan(self, drafters: Sequence[tuple["Auto", DraftLimits]], other_rows: int = 0) -> None:
-        """Give each drafter its next tree.
+    def plan(self, requests: Sequence[Planned], other_rows: int = 0) -> None:
+        """Give each drafter that should look for nodes its next tree; the others' are the anchors,
+        at no cost: whoever gains nothing should not be slower than without drafting.
 
         `other_rows`: rows of the same step that are computed anyway. They move the place on the
         cost curve at which nodes are bought, not what the requests are compared with.
         """
-        self._watchdog.meet(len(drafters))
+        num_requests = len(requests)
+        self._watchdog.meet(num_requests)
         self._num_plans += 1
-        is_idle = self.is_resting or self._is_plain_due(len(drafters))
-        if is_idle or not self._can_pay(len(drafters), other_rows):
-            self._rest(drafters)
+        looking: list[Planned] = []
+        is_idle = self.is_resting or self._is_plain_due(num_requests)
+        if not is_idle and self._can_pay(num_requests, other_rows):
+            looking = [request for request in requests if request[0].is_due()]
+        self._is_plain = not looking
+        self._num_trees = num_requests
+        if looking:
+            self._share(looking, num_requests, other_rows)
             return
-        trees = [drafter.grow(limits) for drafter, limits in drafters]
-        base = len(trees) + other_rows
-        plain = self.cost(len(trees))
+        self._num_nodes, self._promised = 0, 0.0
+        self.predicted_tokens = float(num_requests)
+        self.price = num_requests / self.cost(num_requests)
+
+    def _share(self, looking: Sequence[Planned], num_requests: int, other_rows: int) -> None:
+        bounds = [(drafter, limits()) for drafter, limits in looking]
+        trees = [drafter.grow(limits) for drafter, limits in bounds]
+        base = num_requests + other_rows
+        plain = self.cost(num_requests)
         offset = self.cost(base) - plain
         factor = self._watchdog.factor
         # A curve that looks flat would buy nodes at any price, so doubt also adds a slope.
@@ -134,20 +150,19 @@ class Planner:
         def cost(nodes: int) -> float:
             return self.cost(base + nodes) - offset + nodes * per_node
 
-        most = sum(limits.budget for _, limits in drafters)
+        most = sum(limits.budget for _, limits in bounds)
         trust = self.trust.factor
-        result = split(trees, cost, self._edges(base, most), factor / trust)
+        result = split(trees, cost, self._edges(base, most), factor / trust, num_requests)
         self.price = result.price
         self.least_score = _FAR_BELOW * (cost(1) - cost(0)) * result.price
-        self._num_trees, self._num_nodes = len(trees), sum(result.sizes)
-        self._is_plain = False
+        self._num_nodes = sum(result.sizes)
         kept = [
             drafter.keep(size, is_scored=(place - self._turn) % len(trees) < _SCORED)
-            for place, ((drafter, _), size) in enumerate(zip(drafters, result.sizes, strict=True))
+            for place, ((drafter, _), size) in enumerate(zip(bounds, result.sizes, strict=True))
         ]
         self._turn += _SCORED
         self._promised = sum(kept) - len(trees)
-        self.predicted_tokens = len(trees) + trust * self._promised
+        self.predicted_tokens = num_requests + trust * self._promised
 
     def observe(
         self,
@@ -171,17 +186,19 @@ class Planner:
             per_node = draft_seconds / self._num_nodes
             self._node_seconds += _DRAFT_RATE * (per_node - self._node_seconds)
         if self.config.watchdog:
-            self._watch(tokens, forward_seconds + draft_seconds + walk_seconds)
+            self._watch(tokens, rows, forward_seconds, draft_seconds + walk_seconds)
 
-    def _watch(self, tokens: int, seconds: float) -> None:
-        plain = self._plain_seconds.get(self._num_trees)
-        if not self._is_plain:
-            known = self.cost(self._num_trees) if plain is None else plain
-            self._watchdog.observe(tokens, seconds, self._num_trees, known, self._num_nodes)
+    def _watch(self, tokens: int, rows: int, forward: float, host: float) -> None:
+        plain = self._num_trees
+        if self._is_plain:
+            self._watchdog.pass_by()
+            _move(self._plain_seconds, plain, forward + host)
+            _move(self._plain_host, plain, host)
             return
-        self._watchdog.pass_by()
-        newest = seconds if plain is None else plain + _PLAIN_RATE * (seconds - plain)
-        self._plain_seconds[self._num_trees] = newest
+        plain_pass = self.cost(plain)
+        real = Clock(forward + host, self._plain_seconds.get(plain, plain_pass))
+        usual = Clock(self.cost(rows) + host, plain_pass + self._plain_host.get(plain, 0.0))
+        self._watchdog.observe(tokens, plain, real, usual, self._num_nodes)
 
     def pass_by(self) -> None:
         """A step went by that cannot be learned from."""
@@ -193,3 +210,8 @@ class Planner:
         while edges[-1] < most:
             edges.append(edges[-1] + _FAR)
         return edges
+
+
+def _move(known: dict[int, float], key: int, newest: float) -> None:
+    before = known.get(key)
+    known[key] = newest if before is None else before + _PLAIN_RATE * (newest - before)

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128)
 _SCALE_RATE = 0.1
 _SHAPE_RATE = 0.02
 _CORRECTIONS = 8  # of the shape, before it counts

@@ -3,17 +3,31 @@
 The budget cannot lose by its own reckoning. This compares what it reckoned with what came out,
 drafting and learning included, which take their time even where no node is worth its row. A rest is
 for the company that lost: with half as many requests it is over.
+
+A pass takes a tenth more or less from one moment to the next, whatever is in it. So small losses
+are looked for where passes count as long as they take on the whole, and real time is the guard
+against a wrong idea of that.
 """
 
-_WINDOW = 64  # plain tokens: steps of one request
-_LEAST_STEPS = 8  # of any number of requests
-_LEAST = 0.98  # of plain decoding; below all of it only a few windows in a row count as a loss
-_PATIENCE = 3
+from dataclasses import dataclass
+
+# Steps of one request. Many at once are judged by fewer steps, and more tokens: these times the
+# plain tokens are the square of it.
+_WINDOW = 64
+_LEAST_REAL = 0.95  # of plain decoding's speed
 _RAISE = 1.5
 _HIGHEST = 100.0
 _EASE = 0.7  # of what the factor is above 1, after a window without loss
 REST, LONGEST_REST = 64, 4096  # steps; after a rest that was not enough the next is longer
 _LONGER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds of a step, and of a plain one in its place."""
+
+    seconds: float
+    plain: float
 
 
 class Watchdog:
@@ -27,7 +41,6 @@ class Watchdog:
         self.factor = 1.0
         self._rest = REST
         self._rest_left = 0
-        self._losses = 0  # windows in a row
         self._company = 0  # requests that the last rest was begun with
         self._begin()
 
@@ -44,30 +57,27 @@ class Watchdog:
 
     def _begin(self) -> None:
         self._steps = self._nodes = 0
-        self._tokens = self._seconds = 0.0
-        self._plain_tokens = self._plain_seconds = 0.0
+        self._tokens = self._plain_tokens = 0
+        self._real, self._smooth = Clock(0.0, 0.0), Clock(0.0, 0.0)
 
     def pass_by(self) -> None:
         """One plain step, or one that says nothing."""
         self._rest_left = max(0, self._rest_left - 1)
 
     def observe(
-        self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float, nodes: int
+        self, tokens: int, plain_tokens: int, real: Clock, smooth: Clock, nodes: int
     ) -> None:
-        """One step that was not plain: what it gave and took, what a plain one would have, and its
-        drafted nodes."""
+        """One step that was not plain: what it gave, what a plain one would have given, what both
+        take, as measured and with passes that take what they do on the whole, and its nodes."""
         self._steps += 1
         self._nodes += nodes
         self._tokens += tokens
-        self._seconds += seconds
         self._plain_tokens += plain_tokens
-        self._plain_seconds += plain_seconds
-        if self._steps < _LEAST_STEPS or self._plain_tokens < _WINDOW:
+        self._real = _sum(self._real, real)
+        self._smooth = _sum(self._smooth, smooth)
+        if self._steps * self._plain_tokens < _WINDOW**2:
             return
-        speed = self._tokens * self._plain_seconds / (self._plain_tokens * self._seconds)
-        self._losses = self._losses + 1 if speed < 1.0 else 0
-        if speed < _LEAST or self._losses >= _PATIENCE:
-            self._losses = 0
+        if self._speed(self._smooth) < 1.0 or self._speed(self._real) < _LEAST_REAL:
             if self._nodes:
                 self.factor = min(_HIGHEST, self.factor * _RAISE)
             self._rest_left, self._company = self._rest, plain_tokens
@@ -76,3 +86,11 @@ class Watchdog:
             self.factor = 1.0 + (self.factor - 1.0) * _EASE
             self._rest = REST
         self._begin()
+
+    def _speed(self, clock: Clock) -> float:
+        """The window's tokens per second over plain decoding's."""
+        return self._tokens * clock.plain / (self._plain_tokens * clock.seconds)
+
+
+def _sum(a: Clock, b: Clock) -> Clock:
+    return Clock(a.seconds + b.seconds, a.plain + b.plain)

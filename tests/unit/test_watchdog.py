@@ -1,6 +1,6 @@
 """The watchdog: raises the price while drafting loses, and lets it down again."""
 
-from engine.spec.watchdog import LONGEST_REST, REST, Watchdog
+from engine.spec.watchdog import LONGEST_REST, REST, Clock, Watchdog
 
 
 def feed(watchdog: Watchdog, steps: int, tokens: int, seconds: float, nodes: int = 5) -> None:
@@ -8,7 +8,7 @@ def feed(watchdog: Watchdog, steps: int, tokens: int, seconds: float, nodes: int
     for _ in range(steps):
         while watchdog.is_resting:
             watchdog.pass_by()
-        watchdog.observe(tokens, seconds, 1, 1.0, nodes)
+        watchdog.observe(tokens, 1, Clock(seconds, 1.0), Clock(seconds, 1.0), nodes)
 
 
 def test_a_loss_raises_the_price_and_its_end_lets_it_down() -> None:
@@ -34,20 +34,20 @@ def test_gains_leave_it_alone_and_so_does_nothing_lost() -> None:
     assert not watchdog.is_resting
 
 
-def test_small_losses_count_when_they_go_on() -> None:
-    watchdog = Watchdog()
-    feed(watchdog, 128, 1, 1.01)
-    feed(watchdog, 64, 2, 1.5)
-    feed(watchdog, 191, 1, 1.01)
-    assert not watchdog.is_resting
-    feed(watchdog, 1, 1, 1.01)
-    assert watchdog.is_resting
+def test_small_losses_count_where_passes_take_what_they_usually_do() -> None:
+    for real, usual, is_resting in ((1.01, 1.0, False), (1.0, 1.01, True), (1.06, 1.0, True)):
+        watchdog = Watchdog()
+        for _ in range(64):
+            watchdog.observe(1, 1, Clock(real, 1.0), Clock(usual, 1.0), 5)
+        assert watchdog.is_resting is is_resting
 
 
 def test_a_rest_is_over_with_half_the_company() -> None:
     watchdog = Watchdog()
-    for _ in range(8):
-        watchdog.observe(8, 1.5, 8, 1.0, 4)
+    for _ in range(22):
+        watchdog.observe(8, 8, Clock(1.5, 1.0), Clock(1.5, 1.0), 4)
+    assert not watchdog.is_resting
+    watchdog.observe(8, 8, Clock(1.5, 1.0), Clock(1.5, 1.0), 4)
     for company, is_resting in ((8, True), (12, True), (5, True), (4, False)):
         watchdog.meet(company)
         assert watchdog.is_resting is is_resting
@@ -83,10 +83,10 @@ def test_a_loss_is_followed_by_a_rest_and_repeated_losses_by_longer_ones() -> No
 
 def test_many_requests_at_once_are_judged_by_fewer_steps() -> None:
     watchdog = Watchdog()
-    for _ in range(7):
-        watchdog.observe(32, 1.5, 32, 1.0, 5)
+    for _ in range(11):
+        watchdog.observe(32, 32, Clock(1.5, 1.0), Clock(1.5, 1.0), 5)
     assert not watchdog.is_resting
-    watchdog.observe(32, 1.5, 32, 1.0, 5)
+    watchdog.observe(32, 32, Clock(1.5, 1.0), Clock(1.5, 1.0), 5)
     assert watchdog.is_resting
 
 
