@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestError, TreelineError, is_out_of_memory
-from engine.memory import GIVE_BACK_SECONDS, give_back
+from engine.memory import TIDY_SECONDS, tidy
 from engine.types import EngineInfo, EngineOutput, EngineRequest, FinishReason, StepOutputs
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; a bad YAML must fail at once
@@ -123,7 +123,7 @@ class ThreadedEngine:
         self._copy_time = -math.inf
         self._pending: set[str] = set()  # added, not yet ended; guarded by _lock
         self._lock = threading.Lock()
-        self._beat = self._gave_back = time.monotonic()
+        self._beat = self._tidied = time.monotonic()
         self._thread = threading.Thread(target=self._main, name="treeline-engine", daemon=True)
         self._thread.start()
         self._loaded.wait()
@@ -202,9 +202,9 @@ class ThreadedEngine:
             self._beat = time.monotonic()
             if core.has_work:
                 self._emit(core, core.step())
-            if self._beat - self._gave_back > GIVE_BACK_SECONDS:
-                self._gave_back = self._beat
-                give_back()
+            if self._beat - self._tidied > TIDY_SECONDS:
+                self._tidied = self._beat
+                tidy()
         self._drain_inbox(core, may_wait=False)  # what came last is aborted like the rest
         for request_id in list(self._pending):
             core.abort(request_id)

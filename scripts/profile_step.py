@@ -5,9 +5,11 @@
 
 The table splits real steps of the engine core. Its parts are measured under torch's profiler, which
 slows them, and scaled to the same steps' time without it. Trees are Goose's, filled up to the asked
-number of rows. The plot shows a pass by context beside the bound that no engine can pass: the bytes
-of the weights and of the requests' KV over the bandwidth of this machine's memory, measured by
-copying and by reading large tensors with all threads; the better of the two counts.
+number of rows. The plot shows a pass by context beside the bounds that no engine can pass: bytes of
+the weights and of the requests' KV over the bandwidth of this machine's memory, measured by copying
+and by reading large tensors with all threads; the better of the two counts. For many rows it is
+the products of the linear layers instead, over what a large product of matrices reaches in the
+model's dtype or in float32, whichever is faster.
 """
 
 import argparse
@@ -42,6 +44,7 @@ from server.config_loader import DEFAULT_CONFIG, load_settings
 PROMPTS = sorted((Path(__file__).parent / "prompts").glob("*.jsonl"))
 _REPEATS = 7
 _MOVED_BYTES = 1 << 28
+_PRODUCT = (1024, 2048, 2048)  # sizes of a product of matrices that stays in a CPU's caches
 
 
 def pass_seconds(runner: ModelRunner, rows: int, context: int, requests: int = 1) -> float:
@@ -75,13 +78,31 @@ def memory_bandwidth(device: torch.device) -> dict[str, float]:
     return found
 
 
-def weight_bytes(config: EngineConfig, dtype: str) -> int:
-    """What a pass must read of the weights: all of them, tied ones once."""
+def product_rate(device: torch.device, dtype: str) -> float:
+    """Multiplications (with their additions) per second: the best product of large matrices."""
+    rows, inner, columns = _PRODUCT
+    best = 0.0
+    for kind in (getattr(torch, dtype), torch.float32):
+        a = torch.randn(rows, inner, device=device, dtype=kind)
+        b = torch.randn(inner, columns, device=device, dtype=kind)
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            torch.mm(a, b)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best = max(best, rows * inner * columns / (time.perf_counter() - begin))
+    return best
+
+
+def weight_work(config: EngineConfig, dtype: str) -> tuple[int, int]:
+    """Of a pass: bytes of the weights, tied ones once; multiplications per row in linear layers."""
     folder = resolve_source(config.model.source)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
     size: int = sum(parameter.numel() for parameter in model.parameters())
-    return size * int(getattr(torch, dtype).itemsize)
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    products: int = sum(layer.weight.numel() for layer in layers)
+    return size * int(getattr(torch, dtype).itemsize), products
 
 
 def kv_bytes(runner: ModelRunner, context: int) -> int:
@@ -112,7 +133,10 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     axes = figure.add_subplot()
     contexts = document["contexts"]
     for rows, values in document["pass_ms"].items():
-        axes.plot(contexts, values, marker="o", label=f"{rows} rows")
+        (line,) = axes.plot(contexts, values, marker="o", label=f"{rows} rows")
+        axes.plot(
+            contexts, document["row_bound_ms"][rows], ":", color=line.get_color(), linewidth=1
+        )
     for (requests, values), style in zip(document["bound_ms"].items(), ("--", ":"), strict=True):
         axes.plot(contexts, values, f"k{style}", label=f"bytes moved, {requests} requests")
     label = f"{document['requests']} requests of 1 row"
@@ -156,10 +180,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             progress.update()
     bandwidths = memory_bandwidth(runner.device)
     bandwidth = max(bandwidths.values())
-    weights = weight_bytes(config, info.dtype)
+    weights, products = weight_work(config, info.dtype)
+    rate = product_rate(runner.device, info.dtype)
     bounds = {
         requests: [1e3 * (weights + requests * kv_bytes(runner, n)) / bandwidth for n in contexts]
         for requests in (1, options.requests)
+    }
+    row_bounds = {
+        rows: [max(moved, 1e3 * rows * products / rate) for moved in bounds[1]]
+        for rows in options.rows
     }
     return {
         "fingerprint": fingerprint(config, info.dtype),
@@ -167,11 +196,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "splits": [{"rows": s.rows, "step_ms": s.step_ms, "parts_ms": s.parts} for s in splits],
         "bandwidth_gb_per_s": {way: value / 1e9 for way, value in bandwidths.items()},
         "weight_bytes": weights,
+        "products_per_row": products,
+        "products_per_s": rate,
         "contexts": contexts,
         "pass_ms": passes,
         "requests": options.requests,
         "requests_ms": together,
         "bound_ms": bounds,
+        "row_bound_ms": row_bounds,
         "table": table(splits),
     }
 
@@ -188,11 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(document.pop("table"))
     for way, value in document["bandwidth_gb_per_s"].items():
         print(f"memory: {value:.1f} GB/s by {way}")
+    print(f"products: {document['products_per_s'] / 1e9:.0f} billion per second")
     print(f"{'context':<14}" + "".join(f"{n:>10}" for n in document["contexts"]))
     for rows, values in document["pass_ms"].items():
         print(f"{f'{rows} rows, ms':<14}" + "".join(f"{value:>10.2f}" for value in values))
     named = {f"{document['requests']} requests": document["requests_ms"]}
     named |= {f"bound of {n}": values for n, values in document["bound_ms"].items()}
+    named |= {f"of {n} rows": values for n, values in document["row_bound_ms"].items()}
     for name, values in named.items():
         print(f"{name:<14}" + "".join(f"{value:>10.2f}" for value in values))
     if options.json:

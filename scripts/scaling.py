@@ -8,8 +8,11 @@ stream decodes several of them, one after the other, so that most of the time al
 and a fast one need not wait for the slowest. `off` and `auto` run in turn for each number of
 streams, several times over, each first in every other turn; rows are medians, and so is `over off`,
 of the turns' own ratios, since the memory's speed changes by the minute. Each run begins with a
-round of other prompts off the clock, like a server that has run a while.
-Before anything is timed, `auto` must have given `off`'s tokens. `host ms` is what a step takes
+round of other prompts off the clock, like a server that has run a while. Answers have half to one
+and a half times the asked tokens: ended together, plain requests would also begin together, and
+have their prompts read in fewer passes than requests of any real server.
+Before anything is timed, `auto` must have given `off`'s tokens, and of timed answers `identical`
+counts those that are equal. `host ms` is what a step takes
 outside its forward pass. The last line compares a lone request's time to its first token with the
 forward pass over its prompt.
 """
@@ -69,6 +72,11 @@ def num_prompts(streams: int, options: argparse.Namespace) -> int:
     return most
 
 
+def lengths(count: int, mean: int) -> list[int]:
+    """Tokens of so many answers, half to one and a half times `mean`; any eight average to it."""
+    return [mean // 2 + mean * (place * 5 % 8) // 7 for place in range(count)]
+
+
 def differing(bench: Bench, arms: Sequence[Arm], prompts: Sequence[str]) -> int:
     """How many prompts, decoded together, speculation changed. Must be 0. Warms up, too."""
     plain, drafted = (
@@ -115,6 +123,11 @@ def summarise(
         ),
         "ttft_ms": median([1e3 * statistics.median(t.ttft_seconds) for t in trials]),
         "tokens": tokens,
+        "prompts": len(trials[0].token_ids),
+        "identical": min(
+            sum(a == b for a, b in zip(one.token_ids, trial.token_ids, strict=True))
+            for one, trial in zip(plain, trials, strict=True)
+        ),
         "runs": len(trials),
     }
 
@@ -129,12 +142,13 @@ def measure(bench: Bench, arms: Sequence[Arm], options: argparse.Namespace) -> l
             trials: dict[Arm, list[Trial]] = {arm: [] for arm in arms}
             count = num_prompts(streams, options)
             mine, others = prompts[:count], prompts[count : count + streams]
+            limits = lengths(count, options.max_tokens)
             for turn in range(options.runs):
                 for arm in arms[:: -1 if turn % 2 else 1]:
                     progress.set_description(f"{streams} streams, {arm.label}")
                     shared = bench.fresh(arm)
                     bench.run(arm, others, shared)
-                    trials[arm].append(bench.run(arm, mine, shared, streams=streams))
+                    trials[arm].append(bench.run(arm, mine, shared, limits, streams))
                     progress.update()
             plain = trials[arms[0]]
             rows += [summarise(streams, arm.label, trials[arm], plain) for arm in arms]
@@ -143,13 +157,13 @@ def measure(bench: Bench, arms: Sequence[Arm], options: argparse.Namespace) -> l
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as aligned text."""
-    lines = [
-        f"{'streams':>7} {'method':<6}{'tok/s':>9}{'over off':>10}{'tau':>7}{'step ms':>9}{'host ms':>9}"
-    ]
+    names = f"{'tok/s':>9}{'over off':>10}{'tau':>7}{'step ms':>9}{'host ms':>9}{'identical':>11}"
+    lines = [f"{'streams':>7} {'method':<6}{names}"]
     lines += [
         f"{row['streams']:>7} {row['method']:<6}{row['tokens_per_second']:>9.1f}"
         f"{row['over_off']:>10.3f}{row['tau']:>7.2f}"
         f"{row['step_ms']:>9.1f}{row['host_ms_per_step']:>9.2f}"
+        f"{row['identical']:>7} / {row['prompts']}"
         for row in rows
     ]
     return "\n".join(lines)

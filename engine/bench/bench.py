@@ -61,17 +61,20 @@ class Bench:
         arm: Arm,
         prompts: Sequence[str],
         shared: Shared,
-        limit: int | None = None,
+        limit: int | Sequence[int] | None = None,
         streams: int | None = None,
     ) -> Trial:
-        """Decode the prompts together, each to `limit` tokens, if given.
+        """Decode the prompts together, each to `limit` tokens, or to its own, if given.
 
         `streams`: how many are there at once, the next one coming as one ends; None: all. At most
         `max_batch` of them run. Raises RuntimeError if the engine gives one up.
         """
         core = self.core
         core.share(shared)
-        requests = [self.request(arm, prompt, limit) for prompt in prompts]
+        limits = limit if isinstance(limit, Sequence) else [limit] * len(prompts)
+        requests = [
+            self.request(arm, prompt, most) for prompt, most in zip(prompts, limits, strict=True)
+        ]
         produced: dict[str, list[int]] = {request.request_id: [] for request in requests}
         firsts: dict[str, float] = {}
         stats, forward, num_steps, predicted, realised = SpecStats(), 0.0, 0, 0.0, 0

@@ -48,6 +48,20 @@ def start(core=None) -> tuple[ThreadedEngine, Listener, list]:
     return engine, listener, cores
 
 
+def test_memory_is_put_in_order_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests run too: a server that is never idle must not grow either."""
+    busy: list[bool] = []
+    core = make_core()
+    monkeypatch.setattr("engine.client.TIDY_SECONDS", 0.0)
+    monkeypatch.setattr("engine.client.tidy", lambda: busy.append(core.has_work))
+    engine, listener, _ = start(core)
+    item = request(prompts(1)[0], max_tokens=16)
+    engine.add(item)
+    listener.wait(lambda: listener.ended(item.request_id))
+    engine.shutdown(timeout=5.0)
+    assert any(busy)
+
+
 def test_requests_run_and_end() -> None:
     engine, listener, cores = start()
     items = [request(p, m) for p in prompts(4) for m in ("off", "goose", "ptd")]

@@ -198,6 +198,28 @@ def test_nothing_is_looked_for_where_rows_are_as_dear_as_requests(monkeypatch) -
     assert len(grown) == 1
 
 
+def test_who_finds_nothing_looks_less_and_less_often() -> None:
+    """Of its own accord, beside a request that finds something in every plan."""
+    shared = Planner(AutoConfig(explore=False), StepCost.sloped(0.03))
+    lucky, other = drafter(shared), drafter(shared)
+    text = [3, 4, 5, 6] * 4
+    lucky.begin(list(text))
+    other.begin(list(range(10, 26)))
+    shared.calibrator.observe = lambda key, is_hit: None  # type: ignore[method-assign]
+    looked: dict[Auto, list[int]] = {lucky: [], other: []}
+    for step in range(60):
+        trees = planned(shared, [lucky, other])
+        for one, tree in zip(looked, trees, strict=True):
+            if one._grown is not None:
+                looked[one].append(step)
+                one._grown = None
+                assert (len(tree) > 1) == (one is lucky)
+        rows = sum(map(len, trees))
+        shared.observe(rows, rows, shared.cost(rows), 0.0)  # as if all had been accepted
+    assert len(looked[lucky]) >= 58  # all but plain steps
+    assert looked[other][:7] == [1, 2, 4, 7, 11, 16, 22]
+
+
 def test_only_committed_positions_are_scored() -> None:
     """As many hits as there are positions whose token was named; none from rejected branches."""
     toy = Toy(VOCAB, 10, order=2)

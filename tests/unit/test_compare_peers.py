@@ -198,7 +198,8 @@ def test_scaling_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path, caps
     bench = tiny_bench(batch=2, max_tokens=9)
     info = SimpleNamespace(is_exact=True)
     monkeypatch.setattr(scaling, "open_bench", lambda options: (bench, info, {"model": "tiny"}))
-    options = ["--data", str(tmp_path), "--streams", "1,2", "--runs", "2", "--least", "3"]
+    options = ["--data", str(tmp_path), "--streams", "1,2", "--runs", "2"]
+    options += ["--least", "3", "--max-tokens", "8"]
     json_file, png = tmp_path / "s.json", tmp_path / "s.png"
     assert scaling.main([*options, "--json", str(json_file), "--plot", str(png)]) == 0
     assert "2 of 2 prompts identical" in capsys.readouterr().out
@@ -206,7 +207,7 @@ def test_scaling_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path, caps
     assert [(row["streams"], row["method"]) for row in rows] == [
         *((1, "off"), (1, "auto"), (2, "off"), (2, "auto"))
     ]
-    assert [row["tokens"] for row in rows] == [27, 27, 36, 36]  # the least, two rounds
+    assert [row["tokens"] for row in rows] == [19, 19, 31, 31]  # of 3 and 4 answers
     assert [row["tau"] for row in rows if row["method"] == "off"] == [1.0, 1.0]
     assert all(0 < row["host_ms_per_step"] < row["step_ms"] for row in rows)
     assert png.read_bytes().startswith(b"\x89PNG")
